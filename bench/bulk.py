@@ -24,7 +24,7 @@ from ways.gateway import options, url
 from oncebridge import Store
 from oncebridge.events.key import Part
 from oncebridge.service.addresses import StorePlace
-from oncebridge.stores.api import Claim, Commit, Fate, Record, Want
+from oncebridge.stores.api import Claim, Commit, Commits, Fate, Record, Want, Wants
 from oncebridge.stores.sqlite.store import SQLiteStore
 
 CHUNK = 250_000
@@ -92,9 +92,11 @@ class Bulk(ABC):
     async def _write(self, store: Store, mark: Mark) -> None:
         token = os.urandom(16)
         want = Want((Part(mark.key),), token, mark.generation, LEASE_MS, WINDOW_MS, mark.memo)
-        (answer,) = await store.claim([want])
+        (answer,) = await store.claim(Wants.of([want]))
         assert isinstance(answer, Claim), answer
-        await store.commit([Commit(mark.key, mark.generation, Fate.DELIVERED, WINDOW_MS)])
+        await store.commit(
+            Commits.of([Commit(mark.key, mark.generation, Fate.DELIVERED, WINDOW_MS)])
+        )
 
 
 def _renamed(record: Record, mark: Mark) -> Record:

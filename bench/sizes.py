@@ -26,7 +26,7 @@ from table import BATCH, Effort, Line, Measure, Measured, Results, Topic, build,
 from traffic import RULE, NullSink, make_events
 
 from oncebridge import Gateway, Settings, Store
-from oncebridge.stores.api import Fate, Memory
+from oncebridge.stores.api import Fate, Memories, Memory
 from oncebridge.stores.memory import MemoryStore
 
 SIZES = (10**4, 10**5, 10**6, 10**7)
@@ -71,7 +71,7 @@ def memory(effort: Effort) -> Measured:
             while len(store) < size:
                 step = min(10_000, size - len(store))
                 clock.now_ms += step // 100  # a hundred thousand events a second
-                await store.remember(drawn(step))
+                await store.remember(Memories.of(drawn(step)))
             gc.collect()
             if size == sizes[-1]:
                 measured["bytes"] = (resident() - empty) / size

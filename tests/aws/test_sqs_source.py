@@ -37,7 +37,7 @@ from oncebridge.events.pattern import Pattern
 from oncebridge.sinks.api import Closed, Never, Unknown, Yes
 from oncebridge.sources.sqs.receiver import FailureLog, ReceivedMessages
 from oncebridge.sources.sqs.source import SqsSource, SqsSourceOptions
-from oncebridge.stores.api import Want
+from oncebridge.stores.api import Want, Wants
 from oncebridge.stores.memory import MemoryStore
 
 SHORT = timedelta(seconds=3)
@@ -168,7 +168,7 @@ class TestHandingBack:
             worker = Worker(queue.address, meddler.endpoint)
             plan = worker.gateway.rules.plan(parse(*events(1)))
             claim = Want(plan.parts, b"t" * 16, b"g" * 16, 20_000, 60_000, b"")
-            await worker.store.claim([claim])
+            await worker.store.claim(Wants.of([claim]))
             await worker.start()
             try:
                 await until(lambda: hidden_for(meddler))

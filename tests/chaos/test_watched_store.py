@@ -6,7 +6,7 @@ import pytest
 
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import Part
-from oncebridge.stores.api import Commit, Fate, NoAnswer, Want
+from oncebridge.stores.api import Commit, Commits, Fate, NoAnswer, Want, Wants
 from oncebridge.stores.memory import MemoryStore
 
 from .worker import WatchedStore
@@ -52,12 +52,12 @@ def notes():
 
 async def claimed(store, *, token=b"t" * 16, lease_ms=60_000):
     want = Want((Part(KEY),), token, GENERATION, lease_ms, 60_000)
-    await store.claim([want])
+    await store.claim(Wants.of([want]))
 
 
 async def committed(store):
     with suppress(StoreUnavailable):
-        await store.commit([Commit(KEY, GENERATION, Fate.DELIVERED, 60_000)])
+        await store.commit(Commits.of([Commit(KEY, GENERATION, Fate.DELIVERED, 60_000)]))
 
 
 async def test_a_commit_in_time_is_not_late(notes):

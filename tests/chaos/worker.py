@@ -28,7 +28,16 @@ from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.events.rules import Rule
 from oncebridge.service.addresses import SinkPlace, StorePlace
 from oncebridge.sinks.api import Delivery, No, SinkAnswer, Unknown, Yes
-from oncebridge.stores.api import Claim, Commit, Extension, NoAnswer, Reply, Store, Want
+from oncebridge.stores.api import (
+    Claim,
+    ClaimAnswers,
+    Commits,
+    Extensions,
+    NoAnswer,
+    Reply,
+    Store,
+    Wants,
+)
 
 from .wire import GONE, Connection
 
@@ -124,7 +133,7 @@ class WatchedStore:
     def claimed_at(self, delivery: Delivery) -> float:
         return self._claimed_at[(delivery.key, delivery.generation), delivery.attempt]
 
-    async def claim(self, wants: Sequence[Want]) -> Any:
+    async def claim(self, wants: Wants) -> ClaimAnswers:
         began = monotonic()
         answers = await self._store.claim(wants)
         for answer in answers:
@@ -139,7 +148,7 @@ class WatchedStore:
                     self._owed.discard(life)
         return answers
 
-    async def extend(self, extensions: Sequence[Extension]) -> Any:
+    async def extend(self, extensions: Extensions) -> Any:
         began = monotonic()
         answers = await self._store.extend(extensions)
         for asked, answer in zip(extensions, answers, strict=True):
@@ -147,7 +156,7 @@ class WatchedStore:
                 self._ends[self._lives[asked.key]] = began + self._lease_s
         return answers
 
-    async def commit(self, commits: Sequence[Commit]) -> Any:
+    async def commit(self, commits: Commits) -> Any:
         lives = [(commit.key, commit.generation) for commit in commits]
         try:
             answers = await self._store.commit(commits)
@@ -191,7 +200,7 @@ class Apart:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def commit(self, commits: Sequence[Commit]) -> Any:
+    async def commit(self, commits: Commits) -> Any:
         await asyncio.sleep(self._latency_s)
         return await self._store.commit(commits)
 

@@ -11,7 +11,7 @@ from tests.cli.worlds import event
 
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import Part
-from oncebridge.stores.api import Fate, Memory, Want
+from oncebridge.stores.api import Fate, Memories, Memory, Want, Wants
 from oncebridge.stores.copying import Copying
 from oncebridge.stores.sqlite.store import SQLiteStore
 
@@ -27,10 +27,12 @@ def remembered(tmp_path):
         async def put() -> None:
             async with SQLiteStore(tmp_path / name) as store:
                 await store.remember(
-                    [
-                        Memory(b"%d" % number, b"g" * 16, Fate.DELIVERED, HOUR)
-                        for number in range(count)
-                    ]
+                    Memories.of(
+                        [
+                            Memory(b"%d" % number, b"g" * 16, Fate.DELIVERED, HOUR)
+                            for number in range(count)
+                        ]
+                    )
                 )
 
         asyncio.run(put())
@@ -106,7 +108,7 @@ def test_a_dry_run_makes_nothing(call, remembered, tmp_path):
 @pytest.mark.full
 async def test_what_a_worker_holds_is_named_and_the_exit_code_says_so(run, tmp_path):
     async with SQLiteStore(tmp_path / "old.db") as store:
-        await store.claim([Want((Part(b"key"),), b"t" * 16, b"g" * 16, 600_000, HOUR)])
+        await store.claim(Wants.of([Want((Part(b"key"),), b"t" * 16, b"g" * 16, 600_000, HOUR)]))
     told = run("copy", "--from", OLD, "--to", NEW, code=1)
     assert told.out.split()[:4] == ["copied", "0", "live", "1"]
     assert re.search(rf"held +{b'key'.hex()} for \d+\.\d s", told.out)

@@ -11,7 +11,7 @@ from tests.servers.redis import RedisServer, prefix
 from tests.servers.s3 import S3Server
 
 from oncebridge.events.key import Part
-from oncebridge.stores.api import Commit, Fate, Record, Release, Want
+from oncebridge.stores.api import Commit, Commits, Fate, Record, Release, Releases, Want
 from oncebridge.stores.sqlite.store import SQLiteStore
 
 HOUR = 3_600_000
@@ -58,18 +58,24 @@ def remember(path) -> list[Record]:
             await store.claim(wants)
             failed, waits, register, *done = keys
             await store.release(
-                [
-                    Release(failed, b"t" * 16, 0, 5 * HOUR, b"why"),
-                    Release(waits, b"t" * 16, HOUR, 5 * HOUR),
-                    Release(register, b"t" * 16, 0, 5 * HOUR, b"v7", unsent=True),
-                ]
+                Releases.of(
+                    [
+                        Release(failed, b"t" * 16, 0, 5 * HOUR, b"why"),
+                        Release(waits, b"t" * 16, HOUR, 5 * HOUR),
+                        Release(register, b"t" * 16, 0, 5 * HOUR, b"v7", unsent=True),
+                    ]
+                )
             )
             fates = list(Fate)
             await store.commit(
-                [
-                    Commit(key, key[-16:], fates[at % len(fates)], 5 * HOUR, 9 * HOUR * (at % 2))
-                    for at, key in enumerate(done)
-                ]
+                Commits.of(
+                    [
+                        Commit(
+                            key, key[-16:], fates[at % len(fates)], 5 * HOUR, 9 * HOUR * (at % 2)
+                        )
+                        for at, key in enumerate(done)
+                    ]
+                )
             )
             return [record for record in await store.peek(keys) if record is not None]
 

@@ -25,7 +25,7 @@ from oncebridge.operate.replay import DeadLetterFilter, Replayed, Replayer, sele
 from oncebridge.service.config import Setup
 from oncebridge.service.service import make_router
 from oncebridge.sinks.api import Delivery, Never, SinkAnswer, Unknown, Yes
-from oncebridge.stores.api import Want
+from oncebridge.stores.api import Want, Wants
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing.clock import ManualClock
 
@@ -222,7 +222,9 @@ async def test_what_a_worker_holds_right_now_is_left_to_it(tmp_path):
     await world.arrive(event(1))
     (letter,) = await world.letters()
     await world.store.forget([letter.key])
-    await world.store.claim([Want((Part(letter.key),), b"t" * 16, b"g" * 16, 30_000, 60_000)])
+    await world.store.claim(
+        Wants.of([Want((Part(letter.key),), b"t" * 16, b"g" * 16, 30_000, 60_000)])
+    )
     world.sink.answer = Yes()
     (done,) = await world.replay()
     assert (done.verdict, done.gone) == (Verdict.BUSY, False)

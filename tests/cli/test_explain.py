@@ -28,7 +28,7 @@ from oncebridge.operate.lookup import scan_costs
 from oncebridge.service.addresses import StorePlace
 from oncebridge.service.config import Setup
 from oncebridge.sinks.api import Never, No, Unknown, Yes
-from oncebridge.stores.api import Commit, Fate, Release, Want
+from oncebridge.stores.api import Commit, Commits, Fate, Release, Releases, Want, Wants
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing.clock import ManualClock
 
@@ -249,7 +249,7 @@ async def test_what_a_worker_holds_is_busy(tmp_path):
     store = MemoryStore(clock=ManualClock())
     (said,) = await explained(setup, call("ringing", 1))
     part = Part(said.keys[0].key)
-    await store.claim([Want((part,), b"t" * 16, b"g" * 16, 30_000, 60_000)])
+    await store.claim(Wants.of([Want((part,), b"t" * 16, b"g" * 16, 30_000, 60_000)]))
     now, beside = await explained(
         setup, call("ringing", 1), call("ringing", 1, number="c-2"), store=LookedAt(store)
     )
@@ -265,7 +265,7 @@ async def test_an_event_tried_too_often_would_die(tmp_path):
     want = Want((said.keys[0].part,), b"t" * 16, b"g" * 16, 1, 60_000)
     clock = ManualClock()
     store = MemoryStore(clock=clock)
-    await store.claim([want])
+    await store.claim(Wants.of([want]))
     clock.advance(1000)
     (now,) = await explained(setup, event(), store=LookedAt(store))
     assert now.judged.verdict is Verdict.DEAD
@@ -676,12 +676,14 @@ async def test_a_worker_that_holds_an_event_or_its_entity_is_told_with_how_long(
     setup = setup_of(tmp_path, 'route = "crm"\n' + RULES)
     store = MemoryStore(clock=ManualClock())
     (said,) = await explained(setup, call("ringing", 1))
-    await store.claim([Want((Part(said.entity_key),), b"t" * 16, b"g" * 16, 30_000, 60_000)])
+    await store.claim(
+        Wants.of([Want((Part(said.entity_key),), b"t" * 16, b"g" * 16, 30_000, 60_000)])
+    )
     (said,) = await explained(setup, call("ringing", 1), store=LookedAt(store))
     assert "holds the same entity for 30.0 s more" in summary(said)
     key = said.keys[0].key
     memo = Memo("a1", 1_700_000_000_000).write()
-    await store.claim([Want((Part(key),), b"t" * 16, b"g" * 16, 20_000, 60_000, memo)])
+    await store.claim(Wants.of([Want((Part(key),), b"t" * 16, b"g" * 16, 20_000, 60_000, memo)]))
     (said,) = await explained(setup, call("ringing", 1), store=LookedAt(store))
     assert "A worker of route crm holds this event for 20.0 s more, unless it ext" in summary(said)
     (told,) = said.as_json()["keys"]
@@ -755,15 +757,19 @@ async def test_a_key_is_explained_in_whatever_state_it_is(state, expected):
     clock = ManualClock()
     store = MemoryStore(clock=clock)
     first, failed = Memo("a1", clock()), Memo("a1", clock(), error="timed out", counted=1)
-    await store.claim([Want((Part(b"k"),), b"t" * 16, b"g" * 16, 3_600_000, A_WEEK, first.write())])
+    await store.claim(
+        Wants.of([Want((Part(b"k"),), b"t" * 16, b"g" * 16, 3_600_000, A_WEEK, first.write())])
+    )
     if state in ("waits", "free"):
         wait_ms = 60_000 if state == "waits" else 0
-        await store.release([Release(b"k", b"t" * 16, wait_ms, A_WEEK, failed.write())])
+        await store.release(
+            Releases.of([Release(b"k", b"t" * 16, wait_ms, A_WEEK, failed.write())])
+        )
     if state == "register":
         memo = EntityState("number", 5, "", 0).write()
-        await store.release([Release(b"k", b"t" * 16, 0, A_WEEK, memo)])
+        await store.release(Releases.of([Release(b"k", b"t" * 16, 0, A_WEEK, memo)]))
     if state == "over":
-        await store.commit([Commit(b"k", b"g" * 16, Fate.DELIVERED, 1000)])
+        await store.commit(Commits.of([Commit(b"k", b"g" * 16, Fate.DELIVERED, 1000)]))
         clock.advance(2000)
     told = await explain_key(b"k", LookedAt(store), None)
     assert expected in summary_of_key(told)

@@ -11,7 +11,7 @@ from oncebridge.operate import operator_log
 from oncebridge.operate.forget import forget
 from oncebridge.operate.identity import Identities
 from oncebridge.operate.operator_log import who
-from oncebridge.stores.api import Fate, Memory, Want
+from oncebridge.stores.api import Fate, Memories, Memory, Want, Wants
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
 
@@ -59,7 +59,7 @@ async def test_an_event_that_a_worker_holds_is_refused(run, write, tmp_path):
     (told,) = run("explain", "events.ndjson", "--json", *FLAGS).objects()
     key = bytes.fromhex(told["keys"][0]["key"])
     async with SQLiteStore(tmp_path / "seen.db") as store:
-        await store.claim([Want((Part(key),), b"t" * 16, b"g" * 16, 600_000, 600_000)])
+        await store.claim(Wants.of([Want((Part(key),), b"t" * 16, b"g" * 16, 600_000, 600_000)]))
         refused = run("forget", "events.ndjson", *FLAGS, "--set", "audit=audit.ndjson", code=1)
         assert "refused" in refused.out
         assert (await store.peek([key]))[0] is not None
@@ -104,7 +104,9 @@ async def test_an_event_is_forgotten_with_all_its_keys(tmp_path):
     keys = identity.all_keys()
     assert len(keys) == 3  # id, content, and the id in conflict with another content
     store = MemoryStore()
-    await store.remember([Memory(key, b"g" * 16, Fate.DELIVERED, 60_000) for key in keys])
+    await store.remember(
+        Memories.of([Memory(key, b"g" * 16, Fate.DELIVERED, 60_000) for key in keys])
+    )
     told: list[list[bytes]] = []
 
     async def before(keys: list[bytes]) -> None:
@@ -119,8 +121,8 @@ async def test_an_event_is_forgotten_with_all_its_keys(tmp_path):
 async def test_an_event_is_forgotten_as_a_whole_or_not_at_all():
     store = MemoryStore()
     keys = [b"one", b"two"]
-    await store.remember([Memory(b"one", b"g" * 16, Fate.DELIVERED, 60_000)])
-    await store.claim([Want((Part(b"two"),), b"t" * 16, b"g" * 16, 60_000, 60_000)])
+    await store.remember(Memories.of([Memory(b"one", b"g" * 16, Fate.DELIVERED, 60_000)]))
+    await store.claim(Wants.of([Want((Part(b"two"),), b"t" * 16, b"g" * 16, 60_000, 60_000)]))
     told: list[list[bytes]] = []
 
     async def before(keys: list[bytes]) -> None:
@@ -175,7 +177,9 @@ def test_what_cannot_be_written_down_in_the_store_is_not_done(call, write, tmp_p
 
     async def hold() -> None:
         async with SQLiteStore(tmp_path / "seen.db") as store:
-            await store.claim([Want((Part(name),), b"t" * 16, b"g" * 16, 600_000, 600_000)])
+            await store.claim(
+                Wants.of([Want((Part(name),), b"t" * 16, b"g" * 16, 600_000, 600_000)])
+            )
 
     asyncio.run(hold())
     monkeypatch.setattr(operator_log, "_PATIENCE_S", 0.1)

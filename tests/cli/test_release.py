@@ -18,7 +18,20 @@ from oncebridge.events.key import Part
 from oncebridge.operate import operator_log
 from oncebridge.operate.identity import Identities
 from oncebridge.operate.release import read_statuses, release
-from oncebridge.stores.api import Commit, Extension, Fate, Memory, Release, Reply, Want
+from oncebridge.stores.api import (
+    Commit,
+    Commits,
+    Extension,
+    Extensions,
+    Fate,
+    Memories,
+    Memory,
+    Release,
+    Releases,
+    Reply,
+    Want,
+    Wants,
+)
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing.clock import ManualClock
@@ -114,10 +127,12 @@ def test_what_nobody_holds_is_refused_with_what_to_do_instead(call, config, writ
     assert "not found" in call("release", "events.ndjson", "--yes", *C, code=1).out
     hold(tmp_path, key)
     wait = [Release(key, TOKEN, HOUR, HOUR)]
-    in_store(tmp_path, lambda store: store.release(wait))
+    in_store(tmp_path, lambda store: store.release(Releases.of(wait)))
     waits = call("release", "events.ndjson", "--yes", *C, code=1).out
     assert "waits for its next attempt until 20" in waits
-    in_store(tmp_path, lambda store: store.commit([Commit(key, GENERATION, Fate.DEAD, HOUR)]))
+    in_store(
+        tmp_path, lambda store: store.commit(Commits.of([Commit(key, GENERATION, Fate.DEAD, HOUR)]))
+    )
     done = call("release", "events.ndjson", "--yes", *C, code=1).out
     assert "it went to the dead letters; use `oncebridge forget` or `oncebridge resend`" in done
     write("other.ndjson", "not json")
@@ -164,9 +179,9 @@ async def nothing(keys: list[bytes]) -> None:
 async def test_what_changed_since_it_was_seen_is_left_alone():
     store = MemoryStore()
     keys = [b"one", b"two"]
-    await store.claim([Want((Part(key),), TOKEN, GENERATION, HOUR, HOUR) for key in keys])
+    await store.claim(Wants.of([Want((Part(key),), TOKEN, GENERATION, HOUR, HOUR) for key in keys]))
     seen = await read_statuses(store, dict.fromkeys(keys, b""))
-    await store.commit([Commit(b"one", GENERATION, Fate.DELIVERED, HOUR)])
+    await store.commit(Commits.of([Commit(b"one", GENERATION, Fate.DELIVERED, HOUR)]))
     one, two = await release(store, seen, before=nothing)
     assert (one.gone, one.has_changed) == (False, True)
     assert (two.gone, two.has_changed) == (True, False)
@@ -202,7 +217,9 @@ async def test_a_living_worker_loses_its_hold_and_its_delivery_still_counts(tmp_
             store, await read_statuses(store, dict.fromkeys(keys, b"")), before=nothing
         )
         assert gone.gone
-        assert await store.extend([Extension(keys[0], b"x" * 16, 1)]) == [Reply.FENCED]
+        assert await store.extend(Extensions.of([Extension(keys[0], b"x" * 16, 1)])) == [
+            Reply.FENCED
+        ]
         (outcome,) = await quick.process([raw(event(1))])
         assert outcome.verdict is Verdict.DELIVERED  # the second time, as the warning says
         may_end.set()
@@ -216,16 +233,16 @@ async def test_a_living_worker_loses_its_hold_and_its_delivery_still_counts(tmp_
 async def test_an_attempt_that_left_no_word_is_counted_after_a_release(tmp_path):
     """The one who takes it next knows that it may have arrived."""
     store = MemoryStore(clock=ManualClock())
-    await store.claim([Want((Part(b"k"),), TOKEN, GENERATION, HOUR, HOUR, b'["a1",7]')])
+    await store.claim(Wants.of([Want((Part(b"k"),), TOKEN, GENERATION, HOUR, HOUR, b'["a1",7]')]))
     await release(store, await read_statuses(store, dict.fromkeys([b"k"], b"")), before=nothing)
-    (claim,) = await store.claim([Want((Part(b"k"),), b"n" * 16, b"m" * 16, HOUR, HOUR)])
+    (claim,) = await store.claim(Wants.of([Want((Part(b"k"),), b"n" * 16, b"m" * 16, HOUR, HOUR)]))
     (held,) = claim.held
     assert (held.attempts, held.generation, held.memo) == (2, GENERATION, b'["a1",7]')
 
 
 async def test_nothing_is_written_down_where_there_is_nothing_to_release():
     store = MemoryStore()
-    await store.remember([Memory(b"k", GENERATION, Fate.DELIVERED, HOUR)])
+    await store.remember(Memories.of([Memory(b"k", GENERATION, Fate.DELIVERED, HOUR)]))
 
     async def never(keys: list[bytes]) -> None:
         raise AssertionError(keys)
@@ -247,7 +264,7 @@ def test_what_a_worker_holds_of_another_event_is_let_be(call, config, write, tmp
     rules = setup_of(tmp_path, CONFIG + '[[rules]]\nname = "by id"\nkey = "id"')
     (way,) = Identities(rules).of(parse(raw(event(1))))
     want = Want((way.keys[0].part,), TOKEN, GENERATION, HOUR, HOUR)
-    in_store(tmp_path, lambda store: store.claim([want]))
+    in_store(tmp_path, lambda store: store.claim(Wants.of([want])))
     told = call("release", "other.json", "--yes", *C, code=1).out
     assert "the claim is of another event, with the same key and different content" in told
     (said,) = call("explain", "other.json", "--json", *C).objects()

@@ -28,7 +28,7 @@ from oncebridge.operate.resend import Resender, ResendPlan, Resent, plan_resends
 from oncebridge.service.config import load
 from oncebridge.service.service import gateways
 from oncebridge.sinks.api import Never, Unknown, Yes
-from oncebridge.stores.api import Want
+from oncebridge.stores.api import Want, Wants
 from oncebridge.stores.sqlite.store import SQLiteStore
 
 HOUR = 3_600_000
@@ -126,7 +126,7 @@ async def test_it_is_refused_while_a_worker_holds_it_or_it_waits(tmp_path):
     world = World(tmp_path)
     (way,) = ways(world, event(1))
     want = Want((Part(way.keys[0].key),), b"t" * 16, b"g" * 16, 30_000, HOUR)
-    await world.store.claim([want])
+    await world.store.claim(Wants.of([want]))
     assert await refusal(world, event(1)) == "it is held by a worker for 30.0 s more"
     world.clock.advance(40_000)
     world.sink.answer = Unknown("who knows")

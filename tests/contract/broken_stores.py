@@ -19,21 +19,24 @@ from oncebridge.stores.api import (
     Busy,
     Claim,
     ClaimAnswer,
-    Commit,
+    ClaimAnswers,
     CommitAnswer,
+    Commits,
     Duplicate,
     ExtendAnswer,
-    Extension,
+    Extensions,
     Fate,
+    Memories,
     Memory,
     Mismatch,
     Record,
-    Release,
     ReleaseAnswer,
+    Releases,
     RememberAnswer,
     Reply,
     Store,
     Want,
+    Wants,
 )
 from oncebridge.stores.conditional import VersionedRecord
 from oncebridge.stores.memory import MemoryStore, _name
@@ -45,11 +48,11 @@ from .test_conditional_store import BackendInMemory, StoreInMemory
 class Faulty(MemoryStore):
     """What the faults have in common: they look, one item at a time."""
 
-    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+    async def claim(self, wants: Wants) -> ClaimAnswers:
         return [await self.claim_one(want) for want in wants]
 
     async def claim_one(self, want: Want) -> ClaimAnswer:
-        (answer,) = await super().claim([want])
+        (answer,) = await super().claim(Wants.of([want]))
         return answer
 
     async def look(self, key: bytes) -> Record | None:
@@ -67,52 +70,58 @@ class Faulty(MemoryStore):
 
 
 class UnfencedRelease(Faulty):
-    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+    async def release(self, releases: Releases) -> list[ReleaseAnswer]:
         held = [await self.look(asked.key) for asked in releases]
         return await super().release(
-            [
-                replace(asked, token=record.token) if record and record.token else asked
-                for asked, record in zip(releases, held, strict=True)
-            ]
+            Releases.of(
+                [
+                    replace(asked, token=record.token) if record and record.token else asked
+                    for asked, record in zip(releases, held, strict=True)
+                ]
+            )
         )
 
 
 class UnfencedExtend(Faulty):
-    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
+    async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
         held = [await self.look(asked.key) for asked in extensions]
         return await super().extend(
-            [
-                replace(asked, token=record.token) if record and record.token else asked
-                for asked, record in zip(extensions, held, strict=True)
-            ]
+            Extensions.of(
+                [
+                    replace(asked, token=record.token) if record and record.token else asked
+                    for asked, record in zip(extensions, held, strict=True)
+                ]
+            )
         )
 
 
 class CommitByKeyAlone(Faulty):
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+    async def commit(self, commits: Commits) -> list[CommitAnswer]:
         held = [await self.look(asked.key) for asked in commits]
         return await super().commit(
-            [
-                replace(asked, generation=record.generation) if record else asked
-                for asked, record in zip(commits, held, strict=True)
-            ]
+            Commits.of(
+                [
+                    replace(asked, generation=record.generation) if record else asked
+                    for asked, record in zip(commits, held, strict=True)
+                ]
+            )
         )
 
 
 class CommitOnlyUnderALease(Faulty):
     """Safe, but what was delivered late is delivered again."""
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+    async def commit(self, commits: Commits) -> list[CommitAnswer]:
         answers = []
         for asked in commits:
             record = await self.look(asked.key)
             late = self.is_free(record)
-            answers += [Reply.FENCED] if late else await super().commit([asked])
+            answers += [Reply.FENCED] if late else await super().commit(Commits.of([asked]))
         return answers
 
 
 class RepeatedCommitMovesTheWindow(Faulty):
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+    async def commit(self, commits: Commits) -> list[CommitAnswer]:
         answers = await super().commit(commits)
         for asked, answer in zip(commits, answers, strict=True):
             record = await self.look(asked.key)
@@ -191,19 +200,23 @@ class HashIgnoredOnFree(Faulty):
 
 
 class DelayForgotten(Faulty):
-    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        return await super().release([replace(asked, delay_ms=0) for asked in releases])
+    async def release(self, releases: Releases) -> list[ReleaseAnswer]:
+        return await super().release(
+            Releases.of([replace(asked, delay_ms=0) for asked in releases])
+        )
 
 
 class UnsentIgnored(Faulty):
-    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        return await super().release([replace(asked, unsent=False) for asked in releases])
+    async def release(self, releases: Releases) -> list[ReleaseAnswer]:
+        return await super().release(
+            Releases.of([replace(asked, unsent=False) for asked in releases])
+        )
 
 
 class UnsentForgotten(Faulty):
     """What was never counted leaves nothing behind, not even that it may have been delivered."""
 
-    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+    async def release(self, releases: Releases) -> list[ReleaseAnswer]:
         answers = await super().release(releases)
         for asked, answer in zip(releases, answers, strict=True):
             record = await self.look(asked.key)
@@ -213,7 +226,7 @@ class UnsentForgotten(Faulty):
 
 
 class KeepingNeverShortened(Faulty):
-    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+    async def release(self, releases: Releases) -> list[ReleaseAnswer]:
         held = [await self.look(asked.key) for asked in releases]
         answers = await super().release(releases)
         for old, answer in zip(held, answers, strict=True):
@@ -280,8 +293,8 @@ class ForgetUnderAClaim(Faulty):
 class AnswersOutOfOrder(Faulty):
     """As a store may that sorts its rows against deadlocks and forgets to sort back."""
 
-    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
-        return await super().claim(sorted(wants, key=lambda want: want.parts[0].key))
+    async def claim(self, wants: Wants) -> ClaimAnswers:
+        return await super().claim(Wants.of(sorted(wants, key=lambda want: want.parts[0].key)))
 
 
 # --- reading records out, and putting them in ---------------------------------------
@@ -336,17 +349,19 @@ class LoadAsRemembered(Carried):
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
         now = await self.now_ms()
         return await self.remember(
-            [
-                Memory(
-                    one.key,
-                    one.generation,
-                    one.fate or Fate.DELIVERED,
-                    max(one.until_ms - now, 1),
-                    one.hash,
-                    one.memo,
-                )
-                for one in records
-            ]
+            Memories.of(
+                [
+                    Memory(
+                        one.key,
+                        one.generation,
+                        one.fate or Fate.DELIVERED,
+                        max(one.until_ms - now, 1),
+                        one.hash,
+                        one.memo,
+                    )
+                    for one in records
+                ]
+            )
         )
 
 

@@ -12,7 +12,20 @@ from tests.size import examples
 
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import Part
-from oncebridge.stores.api import Busy, Claim, Fate, Memory, NoAnswer, Reply, Store, Want
+from oncebridge.stores.api import (
+    Busy,
+    Claim,
+    Commits,
+    Fate,
+    Memories,
+    Memory,
+    NoAnswer,
+    Releases,
+    Reply,
+    Store,
+    Want,
+    Wants,
+)
 from oncebridge.stores.conditional import (
     ChangeAnswer,
     ConditionalStore,
@@ -177,32 +190,35 @@ def done(claim):
 
 async def test_a_new_event_is_one_write_for_the_claim_and_one_for_the_commit(backend):
     store = StoreInMemory(backend)
-    claims = await store.claim([want(b"a"), want(b"b", token=b"u")])
-    assert await store.commit([*done(claims[0]), *done(claims[1])]) == [Reply.COMMITTED] * 2
+    claims = await store.claim(Wants.of([want(b"a"), want(b"b", token=b"u")]))
+    assert (
+        await store.commit(Commits.of([*done(claims[0]), *done(claims[1])]))
+        == [Reply.COMMITTED] * 2
+    )
     assert (backend.reads, backend.writes) == (0, 2)
 
 
 async def test_a_commit_after_a_take_over_still_counts(backend, clock):
     one, other = StoreInMemory(backend), StoreInMemory(backend)
-    (claim,) = await one.claim([want(b"a")])
+    (claim,) = await one.claim(Wants.of([want(b"a")]))
     clock.advance(1000)
-    (taken,) = await other.claim([want(b"a", token=b"u")])
+    (taken,) = await other.claim(Wants.of([want(b"a", token=b"u")]))
     assert taken.held[0].attempts == 2
-    assert await one.commit(done(claim)) == [Reply.COMMITTED]
-    assert await other.commit(done(taken)) == [Reply.ALREADY]
+    assert await one.commit(Commits.of(done(claim))) == [Reply.COMMITTED]
+    assert await other.commit(Commits.of(done(taken))) == [Reply.ALREADY]
 
 
 async def test_a_margin_keeps_others_from_a_hold_whose_holder_may_be_behind(backend, clock):
     one, other = StoreInMemory(backend, margin_ms=200), StoreInMemory(backend, margin_ms=200)
-    await one.claim([want(b"a")])
+    await one.claim(Wants.of([want(b"a")]))
     clock.advance(1199)
-    assert await other.claim([want(b"a", token=b"u")]) == [Busy(b"a", 1)]
+    assert await other.claim(Wants.of([want(b"a", token=b"u")])) == [Busy(b"a", 1)]
     generation = b"h".ljust(16, b".")
     memory = Memory(b"a", generation, Fate.DELIVERED, 1000)
-    assert await other.remember([memory]) == [Reply.KNOWN]
+    assert await other.remember(Memories.of([memory])) == [Reply.KNOWN]
     assert await other.forget([b"a"]) == [False]
     clock.advance(1)
-    (answer,) = await other.claim([want(b"a", token=b"u")])
+    (answer,) = await other.claim(Wants.of([want(b"a", token=b"u")]))
     assert isinstance(answer, Claim)
 
 
@@ -210,10 +226,12 @@ async def test_nobody_waits_for_the_margin_of_a_hold_that_was_given_back(backend
     from oncebridge.stores.api import Release
 
     store = StoreInMemory(backend, margin_ms=200)
-    await store.claim([want(b"a")])
-    assert await store.release([Release(b"a", b"t".ljust(16, b"."), 50, 5000)]) == [Reply.RELEASED]
+    await store.claim(Wants.of([want(b"a")]))
+    assert await store.release(Releases.of([Release(b"a", b"t".ljust(16, b"."), 50, 5000)])) == [
+        Reply.RELEASED
+    ]
     clock.advance(50)
-    assert isinstance((await store.claim([want(b"a", token=b"u")]))[0], Claim)
+    assert isinstance((await store.claim(Wants.of([want(b"a", token=b"u")])))[0], Claim)
 
 
 async def test_silence_about_one_key_is_silence_about_its_event_only(backend):
@@ -233,20 +251,20 @@ async def test_a_claim_whose_answer_was_swallowed_is_known_as_our_own(clock, key
     backend = BackendInMemory(clock, together=False)
     backend.swallow = {b"a"}
     store = StoreInMemory(backend)
-    assert isinstance((await store.claim([want(*keys)]))[0], NoAnswer)
+    assert isinstance((await store.claim(Wants.of([want(*keys)])))[0], NoAnswer)
     backend.swallow = set()
-    (answer,) = await store.claim([want(*keys)])
+    (answer,) = await store.claim(Wants.of([want(*keys)]))
     assert isinstance(answer, Claim)
     assert [held.attempts for held in answer.held] == [1] * len(keys)
 
 
 async def test_a_commit_whose_answer_was_swallowed_is_known_as_done(backend):
     store = StoreInMemory(backend)
-    (claim,) = await store.claim([want(b"a")])
+    (claim,) = await store.claim(Wants.of([want(b"a")]))
     backend.swallow = {b"a"}
-    assert [type(a) for a in await store.commit(done(claim))] == [NoAnswer]
+    assert [type(a) for a in await store.commit(Commits.of(done(claim)))] == [NoAnswer]
     backend.swallow = set()
-    assert await store.commit(done(claim)) == [Reply.ALREADY]
+    assert await store.commit(Commits.of(done(claim))) == [Reply.ALREADY]
 
 
 async def test_what_others_keep_changing_has_no_answer(backend, clock):
@@ -255,5 +273,5 @@ async def test_what_others_keep_changing_has_no_answer(backend, clock):
             return RecordDiffers()
 
     store = StoreInMemory(Restless(clock))
-    (answer,) = await store.claim([want(b"a")])
+    (answer,) = await store.claim(Wants.of([want(b"a")]))
     assert isinstance(answer, NoAnswer)

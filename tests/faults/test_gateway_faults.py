@@ -28,7 +28,7 @@ from oncebridge import (
     parse,
 )
 from oncebridge.events.key import Part
-from oncebridge.stores.api import Claim, Fate, Release, Reply, Want
+from oncebridge.stores.api import Claim, Fate, Release, Releases, Reply, Want, Wants
 from oncebridge.stores.memory import MemoryStore
 
 from .doubles import (
@@ -63,7 +63,9 @@ async def crash(bench, arrival, lease_ms=30_000):
     """Be a worker that claims *arrival* and is never heard of again."""
     parts = tuple(Part(key) for key in bench.keys(arrival))
     token, generation = bench.gateway._dice.tokens(2)
-    (claim,) = await bench.store.inner.claim([Want(parts, token, generation, lease_ms, 86_400_000)])
+    (claim,) = await bench.store.inner.claim(
+        Wants.of([Want(parts, token, generation, lease_ms, 86_400_000)])
+    )
     assert isinstance(claim, Claim)
     return claim
 
@@ -983,7 +985,7 @@ async def hold_entity(bench, arrival, lease_ms=30_000):
     assert plan.entity
     token, generation = bench.gateway._dice.tokens(2)
     (claim,) = await bench.store.inner.claim(
-        [Want((Part(plan.entity),), token, generation, lease_ms, 86_400_000)]
+        Wants.of([Want((Part(plan.entity),), token, generation, lease_ms, 86_400_000)])
     )
     assert isinstance(claim, Claim)
     return plan.entity, claim
@@ -1243,7 +1245,9 @@ async def test_a_busy_entity_is_waited_for():
         task = asyncio.create_task(bench.one(versioned(1)))
         await asyncio.sleep(5)
         assert not task.done()
-        (reply,) = await bench.store.inner.release([Release(entity, claim.token, unsent=True)])
+        (reply,) = await bench.store.inner.release(
+            Releases.of([Release(entity, claim.token, unsent=True)])
+        )
         assert reply is Reply.RELEASED
         assert (await task).verdict is Verdict.DELIVERED
 
@@ -1681,9 +1685,9 @@ async def test_what_an_interrupted_claim_left_behind_is_given_back():
         async def halfway():
             (asked,) = bench.store.asked["claim"]
             alone = replace(asked, parts=(first_part,))
-            await bench.store.inner.claim([alone])
+            await bench.store.inner.claim(Wants.of([alone]))
             other = Want((second_part,), b"o" * 16, b"g" * 16, 60_000, 60_000)
-            await bench.store.inner.claim([other])
+            await bench.store.inner.claim(Wants.of([other]))
 
         bench.store.meanwhile("claim.before", halfway)
         bench.store.arm("claim.before")

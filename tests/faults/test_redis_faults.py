@@ -31,14 +31,19 @@ from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
     Commit,
+    Commits,
     Duplicate,
     Extension,
+    Extensions,
     Fate,
+    Memories,
     Memory,
     NoAnswer,
     Release,
+    Releases,
     Reply,
     Want,
+    Wants,
 )
 from oncebridge.stores.redis.servers import slot_of
 from oncebridge.stores.redis.store import RedisOptions, RedisStore
@@ -67,7 +72,7 @@ def here(server: RedisServer | RedisCluster, **options) -> RedisStore:
 
 
 async def delivered(store: RedisStore, *keys: bytes) -> list[Commit]:
-    commits = [done(claim) for claim in await store.claim([want(key) for key in keys])]
+    commits = [done(claim) for claim in await store.claim(Wants.of([want(key) for key in keys]))]
     assert await store.commit(commits) == [Reply.COMMITTED] * len(keys)
     return commits
 
@@ -95,7 +100,7 @@ async def comes_back(store: RedisStore, within_s: float = 30) -> None:
     ends = time.monotonic() + within_s
     while True:
         try:
-            (answer,) = await store.claim([want(fresh())])
+            (answer,) = await store.claim(Wants.of([want(fresh())]))
         except StoreUnavailable:
             answer = NoAnswer("")
         if isinstance(answer, Claim):
@@ -140,7 +145,7 @@ async def test_a_server_that_comes_back_evicting_is_refused(server: RedisServer)
         server.ask("CLIENT", "KILL", "TYPE", "normal")
         await asyncio.sleep(0.05)
         with pytest.raises(StoreError, match="noeviction"):
-            await store.claim([want(fresh())])
+            await store.claim(Wants.of([want(fresh())]))
 
 
 async def test_a_replica_is_refused(tmp_path: Path, redis_server: RedisServer) -> None:
@@ -199,11 +204,11 @@ async def test_what_is_no_answer_to_the_question_is_refused(
         store = RedisStore(f"redis://127.0.0.1:{middle.port}", options)
         calls = {
             "open": store.open,
-            "claim": lambda: store.claim([want(key)]),
-            "commit": lambda: store.commit([Commit(key, token, Fate.DEAD, 1)]),
-            "release": lambda: store.release([Release(key, token)]),
-            "extend": lambda: store.extend([Extension(key, token, 1)]),
-            "remember": lambda: store.remember([Memory(key, token, Fate.DEAD, 1)]),
+            "claim": lambda: store.claim(Wants.of([want(key)])),
+            "commit": lambda: store.commit(Commits.of([Commit(key, token, Fate.DEAD, 1)])),
+            "release": lambda: store.release(Releases.of([Release(key, token)])),
+            "extend": lambda: store.extend(Extensions.of([Extension(key, token, 1)])),
+            "remember": lambda: store.remember(Memories.of([Memory(key, token, Fate.DEAD, 1)])),
             "peek": lambda: store.peek([key]),
             "forget": lambda: store.forget([key]),
             "scan": store.scan,
@@ -230,7 +235,7 @@ async def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailable):
             await store.open()
         with pytest.raises(StoreUnavailable):
-            await store.claim([want(fresh())])
+            await store.claim(Wants.of([want(fresh())]))
         await store.aclose()
 
 
@@ -238,7 +243,12 @@ async def test_a_closed_store_says_so(redis_server: RedisServer) -> None:
     store = here(redis_server)
     await store.open()
     await store.aclose()
-    for call in (store.open(), store.claim([want(fresh())]), store.now_ms(), store.scan()):
+    for call in (
+        store.open(),
+        store.claim(Wants.of([want(fresh())])),
+        store.now_ms(),
+        store.scan(),
+    ):
         with pytest.raises(StoreError, match="has been closed"):
             await call
 
@@ -267,14 +277,16 @@ async def test_a_password_in_the_address_opens(guarded: RedisServer, login: str)
     async with RedisStore(url, RedisOptions(wait_replicas=0)) as store:
         key = fresh()
         await delivered(store, key)
-        assert isinstance((await store.claim([want(key)]))[0], Duplicate)
-        claim = (await store.claim([want(fresh())]))[0]
+        assert isinstance((await store.claim(Wants.of([want(key)])))[0], Duplicate)
+        claim = (await store.claim(Wants.of([want(fresh())])))[0]
         assert isinstance(claim, Claim)
         held = claim.held[0].key
-        assert await store.extend([Extension(held, claim.token, 1000)]) == [Reply.EXTENDED]
-        assert await store.release([Release(held, claim.token)]) == [Reply.RELEASED]
+        assert await store.extend(Extensions.of([Extension(held, claim.token, 1000)])) == [
+            Reply.EXTENDED
+        ]
+        assert await store.release(Releases.of([Release(held, claim.token)])) == [Reply.RELEASED]
         memory = Memory(fresh(), fresh()[:16], Fate.DEAD, 1000)
-        assert await store.remember([memory]) == [Reply.REMEMBERED]
+        assert await store.remember(Memories.of([memory])) == [Reply.REMEMBERED]
         assert await store.forget([memory.key]) == [True]
         assert key in {record.key for record in (await store.scan())[0]}
         assert await store.now_ms() > 0
@@ -306,9 +318,9 @@ async def test_a_socket_leads_to_the_same_records(server: RedisServer) -> None:
     async with RedisStore(f"redis+unix://{server.socket}?db=2") as store:
         await delivered(store, key)
     async with RedisStore(f"{server.url}/2") as store:
-        assert isinstance((await store.claim([want(key)]))[0], Duplicate)
+        assert isinstance((await store.claim(Wants.of([want(key)])))[0], Duplicate)
     async with RedisStore(server.url) as store:
-        assert isinstance((await store.claim([want(key)]))[0], Claim)
+        assert isinstance((await store.claim(Wants.of([want(key)])))[0], Claim)
 
 
 CA, CLIENT = str(TLS / "ca.pem"), str(TLS / "client.pem")
@@ -332,7 +344,7 @@ async def test_tls_keeps_a_conversation_private(
         RedisStore(f"rediss://localhost:{middle.port}", ours) as store,
     ):
         await works(store)
-        assert len(await store.claim([want(fresh()) for _ in range(2000)])) == 2000
+        assert len(await store.claim(Wants.of([want(fresh()) for _ in range(2000)]))) == 2000
 
 
 @pytest.mark.parametrize(
@@ -387,8 +399,8 @@ async def test_a_done_key_takes_less_than_200_bytes(server: RedisServer) -> None
     async with RedisStore(server.url) as store:
         before = server.info()["used_memory"]
         for _ in range(count // 2000):
-            claims = await store.claim([want(fresh(), memo=memo) for _ in range(2000)])
-            await store.commit([done(claim) for claim in claims])
+            claims = await store.claim(Wants.of([want(fresh(), memo=memo) for _ in range(2000)]))
+            await store.commit(Commits.of([done(claim) for claim in claims]))
         each = (server.info()["used_memory"] - before) / count
         (record,) = await store.peek([done(claims[0]).key])
     assert record is not None
@@ -400,7 +412,9 @@ async def test_a_done_key_takes_less_than_200_bytes(server: RedisServer) -> None
 async def test_redis_removes_what_is_past_keeping(redis_server: RedisServer) -> None:
     async with here(redis_server) as store:
         keys = [fresh() for _ in range(50)]
-        await store.remember([Memory(key, fresh()[:16], Fate.DELIVERED, 50) for key in keys])
+        await store.remember(
+            Memories.of([Memory(key, fresh()[:16], Fate.DELIVERED, 50) for key in keys])
+        )
         names = [store._prefix + key for key in keys]
         ends = redis_server.ask("PTTL", names[0])
         assert -2 <= ends <= 50
@@ -416,9 +430,9 @@ async def test_a_batch_is_one_round_trip(redis_server: RedisServer) -> None:
     async with between(redis_server.port) as middle:
         async with RedisStore(f"redis://127.0.0.1:{middle.port}") as store:
             before = middle.turns
-            claims = await store.claim([want(fresh()) for _ in range(200)])
+            claims = await store.claim(Wants.of([want(fresh()) for _ in range(200)]))
             assert middle.turns == before + 1
-            await store.commit([done(claim) for claim in claims])
+            await store.commit(Commits.of([done(claim) for claim in claims]))
             assert middle.turns == before + 2
         assert middle.connections == 1
 
@@ -443,17 +457,19 @@ async def test_a_server_that_goes_and_comes_back_is_found_again(server: RedisSer
         server.kill()
         for _ in range(3):
             with pytest.raises(StoreUnavailable):
-                await store.claim([want(fresh())])
+                await store.claim(Wants.of([want(fresh())]))
         server.start()
         await comes_back(store)
-        assert isinstance((await store.claim([want(key)]))[0], Duplicate)  # it was on disk
+        assert isinstance(
+            (await store.claim(Wants.of([want(key)])))[0], Duplicate
+        )  # it was on disk
 
 
 @on_both_loops
 async def test_whoever_waits_when_a_server_goes_is_told(server: RedisServer) -> None:
     async with here(server, **HASTY) as store:
         server.process.freeze()
-        waiting = [asyncio.create_task(store.claim([want(fresh())])) for _ in range(20)]
+        waiting = [asyncio.create_task(store.claim(Wants.of([want(fresh())]))) for _ in range(20)]
         await asyncio.sleep(0.1)
         server.kill()
         told = await asyncio.gather(*waiting, return_exceptions=True)
@@ -470,7 +486,7 @@ async def test_a_server_that_hangs_is_given_up_in_time(server: RedisServer) -> N
         for _ in range(2):  # first on a connection that stands, then on a new one
             began = time.monotonic()
             with pytest.raises(StoreUnavailable, match="within 1 s"):
-                await store.claim([want(fresh())])
+                await store.claim(Wants.of([want(fresh())]))
             assert 0.9 < time.monotonic() - began < 5
         server.process.thaw()
         await comes_back(store)
@@ -482,7 +498,7 @@ async def test_many_who_find_a_server_hanging_wait_no_longer_than_one(server: Re
         store._servers._node.drop()
         began = time.monotonic()
         told = await asyncio.gather(
-            *[store.claim([want(fresh())]) for _ in range(30)], return_exceptions=True
+            *[store.claim(Wants.of([want(fresh())])) for _ in range(30)], return_exceptions=True
         )
         assert {type(error) for error in told} == {StoreUnavailable}
         assert time.monotonic() - began < 10
@@ -531,22 +547,27 @@ async def test_scripts_are_told_again_to_a_server_that_forgot_them(server: Redis
     async with here(server) as store:
         await works(store)
         server.ask("SCRIPT", "FLUSH")
-        claims = await store.claim([want(fresh()) for _ in range(1000)])
+        claims = await store.claim(Wants.of([want(fresh()) for _ in range(1000)]))
         assert all(isinstance(claim, Claim) for claim in claims)
         server.ask("SCRIPT", "FLUSH")
-        assert await store.commit([done(claim) for claim in claims]) == [Reply.COMMITTED] * 1000
+        assert (
+            await store.commit(Commits.of([done(claim) for claim in claims]))
+            == [Reply.COMMITTED] * 1000
+        )
 
 
 @on_both_loops
 async def test_whoever_is_cancelled_leaves_no_answer_to_others(redis_server: RedisServer) -> None:
     async with here(redis_server, connections=1) as store:
         for number in range(200):
-            cancelled = [asyncio.create_task(store.claim([want(fresh())])) for _ in range(3)]
+            cancelled = [
+                asyncio.create_task(store.claim(Wants.of([want(fresh())]))) for _ in range(3)
+            ]
             await asyncio.sleep(0 if number % 2 else 0.0003)
             for task in cancelled:
                 task.cancel()
             mine = want(fresh(), memo=b"%d" % number)
-            (answer,) = await store.claim([mine])
+            (answer,) = await store.claim(Wants.of([mine]))
             assert isinstance(answer, Claim)
             assert answer.token == mine.token
             (record,) = await store.peek([mine.parts[0].key])
@@ -563,13 +584,13 @@ async def test_a_claim_whose_answer_was_lost_is_our_own(redis_server: RedisServe
             several = [want(fresh()), want(fresh(), fresh())]
             middle.swallows = True
             with pytest.raises(StoreUnavailable):
-                await store.claim(several)
+                await store.claim(Wants.of(several))
             middle.swallows = False
-            for asked, answer in zip(several, await store.claim(several), strict=True):
+            for asked, answer in zip(several, await store.claim(Wants.of(several)), strict=True):
                 assert isinstance(answer, Claim)
                 assert answer.token == asked.token
                 assert {held.attempts for held in answer.held} == {1}
-            other = await store.claim([want(several[1].parts[0].key)])
+            other = await store.claim(Wants.of([want(several[1].parts[0].key)]))
             assert isinstance(other[0], Busy)
 
 
@@ -578,12 +599,12 @@ async def test_a_commit_whose_answer_was_lost_counts(redis_server: RedisServer) 
         between(redis_server.port) as middle,
         RedisStore(f"redis://127.0.0.1:{middle.port}") as store,
     ):
-        (claim,) = await store.claim([want(fresh())])
+        (claim,) = await store.claim(Wants.of([want(fresh())]))
         middle.swallows = True
         with pytest.raises(StoreUnavailable):
-            await store.commit([done(claim)])
+            await store.commit(Commits.of([done(claim)]))
         middle.swallows = False
-        assert await store.commit([done(claim)]) == [Reply.ALREADY]
+        assert await store.commit(Commits.of([done(claim)])) == [Reply.ALREADY]
 
 
 # --- servers that refuse for a while --------------------------------------------------------
@@ -598,10 +619,10 @@ async def test_a_full_server_is_unavailable_and_takes_no_half_of_a_claim(
         server.ask("CONFIG", "SET", "maxmemory", "100kb")
         pair = want(fresh(), fresh())
         with pytest.raises(StoreUnavailable, match="OOM"):
-            await store.claim([pair])
+            await store.claim(Wants.of([pair]))
         server.ask("CONFIG", "SET", "maxmemory", "0")
         assert await store.peek([part.key for part in pair.parts]) == [None, None]
-        assert isinstance((await store.claim([pair]))[0], Claim)
+        assert isinstance((await store.claim(Wants.of([pair])))[0], Claim)
 
 
 async def test_a_server_that_became_a_replica_is_unavailable(
@@ -612,7 +633,7 @@ async def test_a_server_that_became_a_replica_is_unavailable(
         server.ask("REPLICAOF", "127.0.0.1", redis_server.port)
         for _ in range(3):
             with pytest.raises(StoreUnavailable):
-                await store.claim([want(fresh())])
+                await store.claim(Wants.of([want(fresh())]))
         server.ask("REPLICAOF", "NO", "ONE")
         await comes_back(store)
 
@@ -637,13 +658,13 @@ async def test_a_value_that_is_no_record_is_an_error_of_its_own(server: RedisSer
     async with RedisStore(server.url) as store:
         newer = b"\xe0" + (await store.now_ms() + 60_000).to_bytes(6, "big") + bytes(40)
         server.ask("SET", b"ob:newer", newer)
-        good, bad = await store.claim([want(b"good"), want(b"newer")])
+        good, bad = await store.claim(Wants.of([want(b"good"), want(b"newer")]))
         assert isinstance(good, Claim)
         assert isinstance(bad, NoAnswer)
         assert server.ask("GET", "ob:newer") == newer
         server.ask("SET", b"ob:short", b"\x00")
         with pytest.raises(StoreError) as caught:
-            await store.claim([want(b"short")])
+            await store.claim(Wants.of([want(b"short")]))
         assert not isinstance(caught.value, StoreUnavailable)
 
 
@@ -668,19 +689,21 @@ async def test_what_no_replica_has_does_not_count_yet(
     options = {"wait_replicas": 1, "wait_timeout": timedelta(milliseconds=200)}
     async with here(primary, **options) as store:
         await works(store)
-        claims = await store.claim([want(fresh()) for _ in range(3)])
+        claims = await store.claim(Wants.of([want(fresh()) for _ in range(3)]))
         replica.process.freeze()
         commits = [done(claim) for claim in claims]
         memory = Memory(fresh(), fresh()[:16], Fate.DELIVERED, 60_000)
-        for answer in (*await store.commit(commits), *await store.remember([memory])):
+        for answer in (*await store.commit(commits), *await store.remember(Memories.of([memory]))):
             assert isinstance(answer, NoAnswer)
             assert "only 0 of 1 replicas" in answer.reason
         store._servers._node.drop()  # another connection has to find out just the same
         assert {type(answer) for answer in await store.commit(commits)} == {NoAnswer}
-        assert isinstance((await store.claim([want(fresh())]))[0], Claim)  # claims do not wait
+        assert isinstance(
+            (await store.claim(Wants.of([want(fresh())])))[0], Claim
+        )  # claims do not wait
         replica.process.thaw()
         assert await store.commit(commits) == [Reply.ALREADY] * 3
-        assert await store.remember([memory]) == [Reply.KNOWN]
+        assert await store.remember(Memories.of([memory])) == [Reply.KNOWN]
 
 
 async def test_sentinel_leads_to_the_next_primary(
@@ -707,10 +730,10 @@ async def test_sentinel_leads_to_the_next_primary(
             await delivered(store, *keys)
             primary.kill()
             with pytest.raises(StoreUnavailable):
-                await store.claim([want(fresh())])
+                await store.claim(Wants.of([want(fresh())]))
             await comes_back(store)
             assert replica.info()["role"] == "master"
-            answers = await store.claim([want(key) for key in keys])
+            answers = await store.claim(Wants.of([want(key) for key in keys]))
             assert {type(answer) for answer in answers} == {Duplicate}
         with pytest.raises(StoreUnavailable, match="does not know the service 'invoices'"):
             await RedisStore(f"redis+sentinel://{hosts}/invoices", options).open()
@@ -738,7 +761,7 @@ async def test_three_servers_share_the_work(redis_cluster: RedisCluster) -> None
         keys = [fresh() for _ in range(300)]
         commits = await delivered(store, *keys)
         assert await store.commit(commits) == [Reply.ALREADY] * 300
-        answers = await store.claim([want(key) for key in keys])
+        answers = await store.claim(Wants.of([want(key) for key in keys]))
         assert {type(answer) for answer in answers} == {Duplicate}
         shares = [set(server.ask("KEYS", store._prefix + b"*")) for server in redis_cluster.servers]
         assert all(len(share) > 50 for share in shares)
@@ -749,18 +772,18 @@ async def test_three_servers_share_the_work(redis_cluster: RedisCluster) -> None
 async def test_parts_on_different_servers_are_claimed_together(redis_cluster: RedisCluster) -> None:
     async with here(redis_cluster) as store:
         groups = [[fresh() for _ in range(3)] for _ in range(40)]
-        claims = await store.claim([want(*keys) for keys in groups] + [want(fresh())])
+        claims = await store.claim(Wants.of([want(*keys) for keys in groups] + [want(fresh())]))
         assert {type(claim) for claim in claims} == {Claim}
         tokens = [claim.token for claim in claims[:-1]]
         for keys, token in zip(groups, tokens, strict=True):
             assert [record and record.token for record in await store.peek(keys)] == [token] * 3
-        others = await store.claim([want(fresh(), keys[1]) for keys in groups])
+        others = await store.claim(Wants.of([want(fresh(), keys[1]) for keys in groups]))
         assert {type(answer) for answer in others} == {Busy}
         left = [answer.left_ms for answer in others]
         assert all(59_000 < ms <= 60_000 for ms in left)
         commits = [done(claim, part) for claim in claims[:-1] for part in range(3)]
         assert set(await store.commit(commits)) == {Reply.COMMITTED}
-        again = await store.claim([want(*keys) for keys in groups])
+        again = await store.claim(Wants.of([want(*keys) for keys in groups]))
         assert {type(answer) for answer in again} == {Duplicate}
 
 
@@ -768,7 +791,7 @@ async def test_parts_of_one_slot_are_claimed_in_one_step(redis_cluster: RedisClu
     async with RedisStore(redis_cluster.url, RedisOptions(prefix=f"{{{prefix()}}}")) as store:
         for server in redis_cluster.servers:
             server.ask("CONFIG", "RESETSTAT")
-        claims = await store.claim([want(fresh(), fresh()) for _ in range(50)])
+        claims = await store.claim(Wants.of([want(fresh(), fresh()) for _ in range(50)]))
         assert {type(claim) for claim in claims} == {Claim}
         stats = [server.ask("INFO", "commandstats") for server in redis_cluster.servers]
         assert sum(told.get("cmdstat_evalsha", {"calls": 0})["calls"] for told in stats) == 1
@@ -778,13 +801,13 @@ async def test_a_slot_that_moved_is_found(redis_cluster: RedisCluster) -> None:
     async with here(redis_cluster) as store, here(redis_cluster) as late:
         key = fresh()
         slot = slot_of(*names_of(store, key))
-        (claim,) = await store.claim([want(key)])
+        (claim,) = await store.claim(Wants.of([want(key)]))
         await late.open()
         with moving(redis_cluster, slot) as move:
             move.keys(store._prefix + key)
             move.finish()
-        assert await store.commit([done(claim)]) == [Reply.COMMITTED]
-        assert isinstance((await store.claim([want(key)]))[0], Duplicate)
+        assert await store.commit(Commits.of([done(claim)])) == [Reply.COMMITTED]
+        assert isinstance((await store.claim(Wants.of([want(key)])))[0], Duplicate)
         await works(late)
 
 
@@ -794,7 +817,7 @@ async def test_a_slot_that_is_moving_is_asked_for_on_both_sides(
     tag = prefix()
     async with RedisStore(redis_cluster.url, RedisOptions(prefix=f"{{{tag}}}")) as store:
         moved, staying, absent, *more = [fresh() for _ in range(10)]
-        claims = await store.claim([want(moved), want(staying)])
+        claims = await store.claim(Wants.of([want(moved), want(staying)]))
         with moving(redis_cluster, slot_of(tag.encode())) as move:
             move.keys(store._prefix + moved)
             for server in redis_cluster.servers:
@@ -804,13 +827,16 @@ async def test_a_slot_that_is_moving_is_asked_for_on_both_sides(
             assert [type(answer) for answer in answers] == [Busy, Busy] + [Claim] * 8
             pair = want(staying, moved)
             with pytest.raises(StoreUnavailable):
-                await store.claim([pair])
-            assert await store.commit([done(claim) for claim in claims]) == [Reply.COMMITTED] * 2
+                await store.claim(Wants.of([pair]))
+            assert (
+                await store.commit(Commits.of([done(claim) for claim in claims]))
+                == [Reply.COMMITTED] * 2
+            )
             there = await store.peek([moved, staying, absent])
             assert [record and record.fate for record in there] == [Fate.DELIVERED] * 2 + [None]
             move.keys(*names_of(store, staying))
             move.finish()
-        assert isinstance((await store.claim([pair]))[0], Duplicate)
+        assert isinstance((await store.claim(Wants.of([pair])))[0], Duplicate)
 
 
 class moving:  # noqa: N801 - reads as a phrase
@@ -860,11 +886,11 @@ async def test_a_server_of_a_cluster_that_goes_takes_only_its_share(cluster: Red
         keys = [fresh() for _ in range(90)]
         await delivered(store, *keys)
         cluster.servers[1].kill()
-        answers = await store.claim([want(key) for key in keys])
+        answers = await store.claim(Wants.of([want(key) for key in keys]))
         kinds = [type(answer) for answer in answers]
         assert kinds.count(NoAnswer) + kinds.count(Duplicate) == 90
         assert 10 < kinds.count(NoAnswer) < 50
-        tiers = await store.claim([want(fresh(), fresh(), fresh()) for _ in range(20)])
+        tiers = await store.claim(Wants.of([want(fresh(), fresh(), fresh()) for _ in range(20)]))
         assert {type(answer) for answer in tiers} == {Claim, NoAnswer}
         lost = [key for key, kind in zip(keys, kinds, strict=True) if kind is NoAnswer]
         with pytest.raises(StoreUnavailable):
@@ -873,7 +899,9 @@ async def test_a_server_of_a_cluster_that_goes_takes_only_its_share(cluster: Red
         ends = time.monotonic() + 30
         while NoAnswer in kinds and time.monotonic() < ends:
             await asyncio.sleep(0.1)
-            kinds = [type(answer) for answer in await store.claim([want(key) for key in keys])]
+            kinds = [
+                type(answer) for answer in await store.claim(Wants.of([want(key) for key in keys]))
+            ]
         assert kinds == [Duplicate] * 90
 
 
@@ -889,19 +917,21 @@ async def test_the_replica_of_a_server_that_goes_takes_its_place(cluster: RedisC
         ends = time.monotonic() + 30
         kinds = {NoAnswer}
         while NoAnswer in kinds and time.monotonic() < ends:
-            kinds = {type(answer) for answer in await store.claim([want(key) for key in keys])}
+            kinds = {
+                type(answer) for answer in await store.claim(Wants.of([want(key) for key in keys]))
+            }
             assert kinds <= {NoAnswer, Duplicate}
             await asyncio.sleep(0.1)
         assert kinds == {Duplicate}
     seeds = f"redis+cluster://{replica.host}"
     async with RedisStore(seeds, store._options) as another:
-        assert isinstance((await another.claim([want(keys[0])]))[0], Duplicate)
+        assert isinstance((await another.claim(Wants.of([want(keys[0])])))[0], Duplicate)
 
 
 async def test_a_replica_can_tell_where_the_others_are(cluster: RedisCluster) -> None:
     replica = cluster.replicate(cluster.servers[0])
     async with RedisStore(f"redis+cluster://{replica.host}") as store:
-        claims = await store.claim([want(fresh()) for _ in range(60)])
+        claims = await store.claim(Wants.of([want(fresh()) for _ in range(60)]))
         assert {type(claim) for claim in claims} == {Claim}
 
 
@@ -916,7 +946,7 @@ async def test_a_cluster_that_is_down_is_unavailable(tmp_path: Path) -> None:
             eventually(lambda: b"cluster_state:fail" in first.ask("CLUSTER", "INFO"))
             for _ in range(20):
                 with pytest.raises(StoreUnavailable):
-                    await store.claim([want(fresh())])
+                    await store.claim(Wants.of([want(fresh())]))
             for server in cluster.servers[1:]:
                 server.start()
             await comes_back(store)

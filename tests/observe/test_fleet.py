@@ -27,7 +27,7 @@ from oncebridge.observe import fleet
 from oncebridge.observe.counts import LAGS, SECONDS, CallCounts, Counts, Histogram, RouteCounts
 from oncebridge.observe.fleet import GONE_AFTER_MS, FleetMember, read
 from oncebridge.observe.report import Report, RouteState, State
-from oncebridge.stores.api import Release, Want
+from oncebridge.stores.api import Release, Releases, Want, Wants
 from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.postgres.store import PostgresOptions, PostgresStore
@@ -259,8 +259,8 @@ async def test_the_list_does_not_expire_while_somebody_tells(place):
 
 async def write(store: Any, key: bytes, memo: bytes) -> None:
     token = b"t" * 16
-    await store.claim([Want((Part(key),), token, b"g" * 16, 1000, DAY_MS)])
-    await store.release([Release(key, token, 0, DAY_MS, memo)])
+    await store.claim(Wants.of([Want((Part(key),), token, b"g" * 16, 1000, DAY_MS)]))
+    await store.release(Releases.of([Release(key, token, 0, DAY_MS, memo)]))
 
 
 STRANGE = [

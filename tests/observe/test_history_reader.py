@@ -46,7 +46,7 @@ from oncebridge.observe.history import (
 from oncebridge.observe.history_reader import HistoryReader
 from oncebridge.operate.lookup import records_with_id
 from oncebridge.service.addresses import StorePlace
-from oncebridge.stores.api import Fate, Memory, Release, Want
+from oncebridge.stores.api import Fate, Memories, Memory, Release, Releases, Want, Wants
 from oncebridge.stores.copying import Copying
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
@@ -441,8 +441,10 @@ def test_a_page_of_an_earlier_version_is_read():
 
 
 async def overwritten(store, name: bytes, memo: bytes) -> None:
-    (claim,) = await store.claim([Want((Part(name),), b"t" * 16, b"g" * 16, 9000, DAY_MS)])
-    await store.release([Release(name, claim.token, 0, DAY_MS, memo)])
+    (claim,) = await store.claim(
+        Wants.of([Want((Part(name),), b"t" * 16, b"g" * 16, 9000, DAY_MS)])
+    )
+    await store.release(Releases.of([Release(name, claim.token, 0, DAY_MS, memo)]))
 
 
 async def test_how_many_were_left_out_is_told_by_all_workers():
@@ -585,7 +587,7 @@ async def test_a_copy_carries_history_along(tmp_path):
         of = event()
         told = [decision(n, of=of, at_ms=now_ms) for n in range(1000)]
         kept = await written(old, "a", *told, clock=system_clock)
-        await old.remember([Memory(key(1), b"g" * 16, Fate.DELIVERED, 60_000)])
+        await old.remember(Memories.of([Memory(key(1), b"g" * 16, Fate.DELIVERED, 60_000)]))
         copying = Copying(old, new)
         while await copying.step():
             pass
@@ -606,7 +608,9 @@ async def test_a_search_for_an_id_in_the_store_passes_history_by(tmp_path):
         of = event(5)
         await written(store, "a", *[decision(5, of=of, at_ms=now_ms)] * 1500, clock=system_clock)
         memo = Memo("id-5", now_ms).write()
-        await store.remember([Memory(key(5), b"g" * 16, Fate.DELIVERED, 60_000, memo=memo)])
+        await store.remember(
+            Memories.of([Memory(key(5), b"g" * 16, Fate.DELIVERED, 60_000, memo=memo)])
+        )
         found = [record async for record in records_with_id(store, "id-5", lambda _: None)]
         assert [record.key for record in found] == [key(5)]
         (page,) = await store.peek([page_key("a", 0)])
@@ -621,7 +625,7 @@ async def test_history_is_purged_when_its_time_has_come(tmp_path):
     async with SQLiteStore(tmp_path / "seen.db", clock=clock) as store:
         of = event()
         kept = await written(store, "a", *[decision(n, of=of) for n in range(1000)], clock=clock)
-        await store.remember([Memory(key(1), b"g" * 16, Fate.DELIVERED, 9 * DAY_MS)])
+        await store.remember(Memories.of([Memory(key(1), b"g" * 16, Fate.DELIVERED, 9 * DAY_MS)]))
         clock.advance(DAY_MS - 1)
         assert await store.purge() == 0
         clock.advance(1 + 5000)

@@ -25,7 +25,7 @@ from oncebridge.observe.history_reader import HistoryReader
 from oncebridge.observe.history_writer import MOST_BYTES, MOST_PAYLOADS, MOST_ROWS, MOST_WAITING
 from oncebridge.observe.masking import Mask
 from oncebridge.observe.sampling import MOST_A_SECOND, Sampler
-from oncebridge.stores.api import Want
+from oncebridge.stores.api import Releases, Want, Wants
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing.clock import ManualClock
 
@@ -452,7 +452,7 @@ async def test_whoever_else_holds_the_record_is_waited_for():
     clock = ManualClock()
     store = MemoryStore(clock=clock)
     kept = recorder(store, clock=clock)
-    await store.claim([Want((Part(tail_key("w1")),), b"t" * 16, b"g" * 16, 9000, 1000)])
+    await store.claim(Wants.of([Want((Part(tail_key("w1")),), b"t" * 16, b"g" * 16, 9000, 1000)]))
     kept.decided(decision(1), None)
     await kept.write()
     assert await kept_of(store) == []
@@ -471,10 +471,10 @@ async def test_a_release_that_comes_late_does_no_harm():
         await kept.write()
     (late,) = store.asked["release"]
     kept.decided(decision(2), None)
-    store.meanwhile("release.before", lambda: store.inner.release([late]))
+    store.meanwhile("release.before", lambda: store.inner.release(Releases.of([late])))
     await kept.write()
     assert await kept_of(store) == [2, 1]
-    assert await store.inner.release([late]) != []
+    assert await store.inner.release(Releases.of([late])) != []
     assert await kept_of(store) == [2, 1]
 
 

@@ -23,7 +23,7 @@ from oncebridge.observe.store_health import read_store_health
 from oncebridge.service.addresses import StorePlace, scheme_of
 from oncebridge.service.config import load
 from oncebridge.service.service import Service
-from oncebridge.stores.api import Fate, Memory
+from oncebridge.stores.api import Fate, Memories, Memory
 from oncebridge.stores.dynamodb import store as dynamodb
 from oncebridge.stores.memory import MemoryStore
 
@@ -186,7 +186,7 @@ async def test_whoever_is_cancelled_is_cancelled():
 
 async def test_memory_tells_its_records():
     async with opened("memory:") as place:
-        await place.opened.remember(memories(7))
+        await place.opened.remember(Memories.of(memories(7)))
         assert await told(place) == StoreHealth("memory", records=7, clock_offset_ms=0)
 
 
@@ -199,7 +199,7 @@ async def test_the_clock_of_a_store_may_be_another():
 async def test_sqlite_tells_the_size_of_its_files(tmp_path):
     file = tmp_path / "records.db"
     async with opened(f"sqlite:{file}") as place:
-        await place.opened.remember(memories(2000))
+        await place.opened.remember(Memories.of(memories(2000)))
         files = [file, file.with_name("records.db-wal")]
         sizes = [each.stat().st_size for each in files]
         assert sum(sizes) > sizes[1] > 0
@@ -210,7 +210,7 @@ async def test_sqlite_tells_the_size_of_its_files(tmp_path):
 async def test_a_sqlite_file_that_is_lost_does_not_answer(tmp_path, harm):
     file = tmp_path / "records.db"
     async with opened(f"sqlite:{file}") as place:
-        await place.opened.remember(memories(1))
+        await place.opened.remember(Memories.of(memories(1)))
         assert (await told(place)).answers
         if harm == "removed":
             file.unlink()
@@ -225,7 +225,7 @@ async def test_redis_tells_its_memory_and_what_it_evicted(tmp_path):
     server = RedisServer(tmp_path, appendonly="no")
     with running(server):
         async with opened(server.url, **PATIENT) as place:
-            await place.opened.remember(memories(100))
+            await place.opened.remember(Memories.of(memories(100)))
             found = await well(place)
             used = server.info()["used_memory"]
             assert found.bytes == pytest.approx(used, rel=0.2)
@@ -248,7 +248,7 @@ async def test_a_cluster_tells_the_sum_and_answers_only_as_a_whole(tmp_path):
     cluster = RedisCluster(tmp_path, 2, appendonly="no")
     with running(cluster):
         async with opened(cluster.url) as place:
-            await place.opened.remember(memories(50))
+            await place.opened.remember(Memories.of(memories(50)))
             found = await well(place)
             used = [server.info()["used_memory"] for server in cluster.servers]
             assert found.bytes == pytest.approx(sum(used), rel=0.2)
@@ -268,7 +268,7 @@ async def test_postgres_tells_the_size_of_its_table_and_guesses_its_rows(postgre
         assert empty.clock_offset_ms == pytest.approx(0, abs=NEAR_MS)
 
         await ask_postgres(postgres.url, f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
-        await place.opened.remember(memories(2000))
+        await place.opened.remember(Memories.of(memories(2000)))
         assert (await well(place)).records is None  # nobody has looked yet
 
         await ask_postgres(postgres.url, f"ANALYZE {table}")
@@ -278,7 +278,7 @@ async def test_postgres_tells_the_size_of_its_table_and_guesses_its_rows(postgre
         assert found.bytes == size > 0
         assert found.evicted is None
 
-        await place.opened.remember(memories(2000))
+        await place.opened.remember(Memories.of(memories(2000)))
         assert (await well(place)).records == pytest.approx(4000, rel=0.1)
 
 
@@ -318,7 +318,7 @@ async def test_dynamodb_tells_what_was_counted(on_dynamodb, dynoxide, records, s
 async def test_dynamodb_describes_its_table_as_we_read_it(ministack):
     table = ministack.table()
     async with opened(f"dynamodb://{table}", endpoint=ministack.endpoint, **PATIENT) as place:
-        await place.opened.remember(memories(20))
+        await place.opened.remember(Memories.of(memories(20)))
         counted = ministack.ask("DescribeTable", {"TableName": table})["Table"]
         assert counted["ItemCount"] >= 20
         assert (await well(place)).records == counted["ItemCount"]
@@ -384,7 +384,7 @@ def s3_place(s3_server, monkeypatch):
 
 async def test_s3_tells_that_it_is_there(s3_place, s3_server):
     async with opened(**s3_place, **PATIENT) as place:
-        await place.opened.remember(memories(3))
+        await place.opened.remember(Memories.of(memories(3)))
         found = await well(place)
         near = pytest.approx(0, abs=NEAR_MS)
         assert found == StoreHealth("s3", clock_offset_ms=found.clock_offset_ms)
@@ -436,7 +436,7 @@ async def test_a_server_that_is_away_is_told_of_soon(remote, fault):
             proxy.heal()
             async with asyncio.timeout(30):
                 assert (await well(place)).answers
-                await place.opened.remember(memories(3))
+                await place.opened.remember(Memories.of(memories(3)))
 
 
 # --- through a service --------------------------------------------------------------------

@@ -25,7 +25,7 @@ from oncebridge.check.rules import lint
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.events.key import Part
 from oncebridge.sinks.function import FunctionSink
-from oncebridge.stores.api import Want
+from oncebridge.stores.api import Want, Wants
 from oncebridge.stores.memory import MemoryStore
 
 from . import naive
@@ -590,7 +590,7 @@ async def test_token_is_worker_id():
     held.set()
     assert not await first
     (answer,) = await world.store.inner.claim(
-        [Want((Part((await _only_key(world))),), bytes(16), bytes(16), 1000, 1000)]
+        Wants.of([Want((Part((await _only_key(world))),), bytes(16), bytes(16), 1000, 1000)])
     )
     assert type(answer).__name__ == "Busy"
     assert await second
@@ -704,7 +704,7 @@ async def test_xix_what_a_short_window_does_by_content():
 async def test_xx_a_retry_after_is_never_negative():
     world = World()
     snippet = naive.NegativeRetryAfter(world)
-    await snippet.claim(snippet.key(event()))
+    await snippet.claim(Wants.of(snippet.key(event())))
     assert await snippet.retry_after_ms(event(), behind_ms=40_000) < 0  # red
     world.script = [HANG]
     holder = asyncio.create_task(Ours(world, offset_ms=40_000).handle(event()))

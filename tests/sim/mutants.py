@@ -24,13 +24,16 @@ from oncebridge.stores.api import (
     ClaimAnswer,
     Commit,
     CommitAnswer,
+    Commits,
     ExtendAnswer,
-    Extension,
+    Extensions,
     Fate,
     Held,
+    Memories,
     Memory,
     Release,
     ReleaseAnswer,
+    Releases,
     Reply,
     Want,
 )
@@ -50,7 +53,9 @@ class MarkBefore(Faulty):
         if isinstance(answer, Claim):
             window = want.keep_ms
             await self.commit(
-                [Commit(h.key, h.generation, Fate.DELIVERED, window) for h in answer.held]
+                Commits.of(
+                    [Commit(h.key, h.generation, Fate.DELIVERED, window) for h in answer.held]
+                )
             )
         return answer
 
@@ -91,8 +96,10 @@ class MarkAfter(Faulty):
         held = tuple(Held(part.key, want.generation, 1, b"") for part in want.parts)
         return Claim(want.token, held, self._clock())
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
-        await self.remember([Memory(c.key, c.generation, c.fate, c.window_ms) for c in commits])
+    async def commit(self, commits: Commits) -> list[CommitAnswer]:
+        await self.remember(
+            Memories.of([Memory(c.key, c.generation, c.fate, c.window_ms) for c in commits])
+        )
         return [Reply.COMMITTED] * len(commits)
 
 
@@ -102,14 +109,16 @@ class NoLease(Faulty):
     async def claim_one(self, want: Want) -> ClaimAnswer:
         return await super().claim_one(replace(want, lease_ms=_FOR_EVER_MS))
 
-    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
-        return await super().extend([replace(e, lease_ms=_FOR_EVER_MS) for e in extensions])
+    async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
+        return await super().extend(
+            Extensions.of([replace(e, lease_ms=_FOR_EVER_MS) for e in extensions])
+        )
 
 
 class UnfencedRelease(Faulty):
     """Whoever releases frees the key, whoever holds it and whatever became of it."""
 
-    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+    async def release(self, releases: Releases) -> list[ReleaseAnswer]:
         for asked in releases:
             record = await self.look(asked.key)
             if record is not None:
@@ -233,8 +242,8 @@ class CommitApart(JointSinkClient):
         later = replace(joint, commits=(), releases=())
         if isinstance(answer := await super().write(later), Yes):
             await asyncio.sleep(0.01)
-            await self._world.store.commit(joint.commits)
-            await self._world.store.release(joint.releases)
+            await self._world.store.commit(Commits.of(joint.commits))
+            await self._world.store.release(Releases.of(joint.releases))
         return answer
 
 

@@ -38,7 +38,17 @@ from oncebridge.sinks.api import (
     Unwell,
 )
 from oncebridge.stores import transitions
-from oncebridge.stores.api import Claim, Commit, Mismatch, NoAnswer, Record, Reply, Store
+from oncebridge.stores.api import (
+    Claim,
+    Commit,
+    Commits,
+    Mismatch,
+    NoAnswer,
+    Record,
+    Releases,
+    Reply,
+    Store,
+)
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
 
@@ -949,8 +959,8 @@ class JointSinkClient(SinkClient):
             return Lost()
         if Reply.ALREADY in replies:
             return Already()
-        await world.store.commit(joint.commits)
-        await world.store.release(joint.releases)
+        await world.store.commit(Commits.of(joint.commits))
+        await world.store.release(Releases.of(joint.releases))
         world.note(f"{self._node} e{event} was written with its commit")
         world.sent.append(Sent(event, world.phase, joint.delivery.idempotency_key))
         return Yes()

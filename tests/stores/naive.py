@@ -15,10 +15,12 @@ from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
-    Commit,
+    ClaimAnswers,
     CommitAnswer,
+    Commits,
     Record,
     Want,
+    Wants,
 )
 from oncebridge.stores.sqlite.store import SQLiteStore, _write
 
@@ -26,7 +28,7 @@ from oncebridge.stores.sqlite.store import SQLiteStore, _write
 class GetThenPut(SQLiteStore):
     """It looks first and writes then, as `get_item` and `put_item` do."""
 
-    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+    async def claim(self, wants: Wants) -> ClaimAnswers:
         keys = [part.key for want in wants for part in want.parts]
         found = dict(zip(keys, await self.peek(keys), strict=True))
         answers: list[ClaimAnswer] = []
@@ -39,7 +41,7 @@ class GetThenPut(SQLiteStore):
         await self._put(changed)
         return answers
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+    async def commit(self, commits: Commits) -> list[CommitAnswer]:
         found = await self.peek([commit.key for commit in commits])
         now = await self.now_ms()
         decided = [transitions.commit(r, c, now) for r, c in zip(found, commits, strict=True)]
@@ -58,11 +60,11 @@ class GetThenPutLocked(GetThenPut):
         super().__init__(path)
         self._lock = asyncio.Lock()
 
-    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+    async def claim(self, wants: Wants) -> ClaimAnswers:
         async with self._lock:
             return await super().claim(wants)
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+    async def commit(self, commits: Commits) -> list[CommitAnswer]:
         async with self._lock:
             return await super().commit(commits)
 
@@ -70,13 +72,13 @@ class GetThenPutLocked(GetThenPut):
 class PartByPart(SQLiteStore):
     """It takes hold of one part after the other, and keeps what it got in vain."""
 
-    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+    async def claim(self, wants: Wants) -> ClaimAnswers:
         return [await self._claim_parts(want) for want in wants]
 
     async def _claim_parts(self, want: Want) -> ClaimAnswer:
         held = []
         for part in want.parts:
-            (answer,) = await super().claim([replace(want, parts=(part,))])
+            (answer,) = await super().claim(Wants.of([replace(want, parts=(part,))]))
             if not isinstance(answer, Claim):
                 return answer
             held += answer.held

@@ -16,16 +16,21 @@ from oncebridge.stores.api import (
     Busy,
     Claim,
     Commit,
+    Commits,
     Duplicate,
     Extension,
+    Extensions,
     Fate,
+    Memories,
     Memory,
     NoAnswer,
     Record,
     Release,
+    Releases,
     Reply,
     Store,
     Want,
+    Wants,
 )
 
 LEASE_MS = 60_000
@@ -89,7 +94,7 @@ class Operation:
 
     async def stranger(self, store: Store) -> Any:
         """Ask for the key as another worker would."""
-        return await only(store.claim([want(self.key)]))
+        return await only(store.claim(Wants.of([want(self.key)])))
 
 
 class Claiming(Operation):
@@ -100,7 +105,7 @@ class Claiming(Operation):
         self.want = want(self.key)
 
     async def ask(self, store: Store) -> Any:
-        return await only(store.claim([self.want]))
+        return await only(store.claim(Wants.of([self.want])))
 
     def accepts(self, answer: Any) -> bool:
         return (
@@ -147,7 +152,7 @@ class Held(Operation):
         self._want = want(self.key)
 
     async def prepare(self, store: Store) -> None:
-        answer = await only(store.claim([self._want]))
+        answer = await only(store.claim(Wants.of([self._want])))
         if isinstance(answer, NoAnswer):
             raise StoreUnavailable(answer.reason)
         assert isinstance(answer, Claim), answer
@@ -160,7 +165,7 @@ class Committing(Held):
     async def ask(self, store: Store) -> Any:
         generation = self.claim.held[0].generation
         commit = Commit(self.key, generation, Fate.DELIVERED, LONGER_MS, memo=b"done")
-        return await only(store.commit([commit]))
+        return await only(store.commit(Commits.of([commit])))
 
     def accepts(self, answer: Any) -> bool:
         return answer in (Reply.COMMITTED, Reply.ALREADY)
@@ -180,7 +185,7 @@ class Releasing(Held):
 
     async def ask(self, store: Store) -> Any:
         release = Release(self.key, self.claim.token, keep_ms=_KEEP_MS)
-        return await only(store.release([release]))
+        return await only(store.release(Releases.of([release])))
 
     def accepts(self, answer: Any) -> bool:
         return answer in (Reply.RELEASED, Reply.FENCED)
@@ -205,7 +210,9 @@ class Extending(Held):
     name = "extend"
 
     async def ask(self, store: Store) -> Any:
-        return await only(store.extend([Extension(self.key, self.claim.token, LONGER_MS)]))
+        return await only(
+            store.extend(Extensions.of([Extension(self.key, self.claim.token, LONGER_MS)]))
+        )
 
     def accepts(self, answer: Any) -> bool:
         return answer is Reply.EXTENDED
@@ -226,7 +233,7 @@ class Remembering(Operation):
 
     async def ask(self, store: Store) -> Any:
         memory = Memory(self.key, fresh(), Fate.DELIVERED, LONGER_MS, memo=b"known")
-        return await only(store.remember([memory]))
+        return await only(store.remember(Memories.of([memory])))
 
     def accepts(self, answer: Any) -> bool:
         return answer in (Reply.REMEMBERED, Reply.KNOWN)
@@ -245,7 +252,7 @@ class Forgetting(Operation):
 
     async def prepare(self, store: Store) -> None:
         memory = Memory(self.key, fresh(), Fate.DELIVERED, LONGER_MS)
-        assert await only(store.remember([memory])) in (Reply.REMEMBERED, Reply.KNOWN)
+        assert await only(store.remember(Memories.of([memory]))) in (Reply.REMEMBERED, Reply.KNOWN)
 
     async def ask(self, store: Store) -> Any:
         return await only(store.forget([self.key]))
@@ -290,7 +297,7 @@ class ClaimingMany(Operation):
         self.wants = [want(self.key + b"/%d" % number) for number in range(count)]
 
     async def ask(self, store: Store) -> Any:
-        return await store.claim(self.wants)
+        return await store.claim(Wants.of(self.wants))
 
     def accepts(self, answer: Any) -> bool:
         return [(type(a), a.token, a.held[0].attempts) for a in answer if isinstance(a, Claim)] == [
@@ -303,7 +310,7 @@ class ClaimingMany(Operation):
     async def objection(self, store: Store) -> str:
         every = max(len(self.wants) // 10, 1)
         strangers = [want(asked.parts[0].key) for asked in self.wants[::every]]
-        answers: Sequence[Any] = await store.claim(strangers)
+        answers: Sequence[Any] = await store.claim(Wants.of(strangers))
         busy = all(isinstance(answer, Busy) for answer in answers)
         return "" if busy else f"strangers heard {answers}"
 

@@ -20,7 +20,14 @@ from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.settings import Settings
 from oncebridge.sinks.api import Delivery, SinkAnswer, Yes
-from oncebridge.stores.api import Claim, Commit, Extension, Reply, Want
+from oncebridge.stores.api import (
+    Claim,
+    ClaimAnswers,
+    Commits,
+    Extensions,
+    Reply,
+    Wants,
+)
 
 LEASE_S = 4.0
 SETTINGS = Settings(
@@ -159,7 +166,7 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def claim(self, wants: Sequence[Want]) -> Any:
+    async def claim(self, wants: Wants) -> ClaimAnswers:
         began = _now()
         answers = await self._store.claim(wants)
         for answer in answers:
@@ -167,7 +174,7 @@ class Watched:
                 self._notes.claimed(self._worker, answer, began)
         return answers
 
-    async def extend(self, extensions: Sequence[Extension]) -> Any:
+    async def extend(self, extensions: Extensions) -> Any:
         began = _now()
         answers = await self._store.extend(extensions)
         for asked, answer in zip(extensions, answers, strict=True):
@@ -175,7 +182,7 @@ class Watched:
                 self._notes.extended(self._worker, asked.key, began)
         return answers
 
-    async def commit(self, commits: Sequence[Commit]) -> Any:
+    async def commit(self, commits: Commits) -> Any:
         answers = await self._store.commit(commits)
         for asked, answer in zip(commits, answers, strict=True):
             if answer in (Reply.COMMITTED, Reply.ALREADY):

@@ -10,7 +10,18 @@ import msgspec
 import pytest
 from tests.servers.process import Process, free_port, listens
 
-from oncebridge.stores.api import Busy, Claim, Commit, Duplicate, Fate, Release, Reply
+from oncebridge.stores.api import (
+    Busy,
+    Claim,
+    Commit,
+    Commits,
+    Duplicate,
+    Fate,
+    Release,
+    Releases,
+    Reply,
+    Wants,
+)
 
 from . import wrong_clock
 from .kinds import SHARED, Kind, Running
@@ -60,7 +71,7 @@ async def test_the_clock_of_a_client_changes_nothing(
             first = await only(late.claim([want(key, lease_ms=_LEASE_MS)]))
             assert isinstance(first, Claim)
             for store in (early, late, here):
-                busy = await only(store.claim([want(key)]))
+                busy = await only(store.claim(Wants.of([want(key)])))
                 assert isinstance(busy, Busy)
                 assert busy.left_ms <= _LEASE_MS
             await asyncio.sleep(_LEASE_MS / 1000 + 0.1)
@@ -68,13 +79,13 @@ async def test_the_clock_of_a_client_changes_nothing(
             assert isinstance(second, Claim)
             assert second.held[0].attempts == 2
             assert second.held[0].generation == first.held[0].generation
-            assert await late.release([Release(key, first.token)]) == [Reply.FENCED]
+            assert await late.release(Releases.of([Release(key, first.token)])) == [Reply.FENCED]
 
             done = Commit(key, second.held[0].generation, Fate.DELIVERED, _WINDOW_MS)
-            assert await early.commit([done]) == [Reply.COMMITTED]
-            assert await late.commit([done]) == [Reply.ALREADY]
+            assert await early.commit(Commits.of([done])) == [Reply.COMMITTED]
+            assert await late.commit(Commits.of([done])) == [Reply.ALREADY]
             for store in (early, late, here):
-                assert isinstance(await only(store.claim([want(key)])), Duplicate)
+                assert isinstance(await only(store.claim(Wants.of([want(key)]))), Duplicate)
             await asyncio.sleep(_WINDOW_MS / 1000 + 0.1)
             assert await late.purge() >= 0
             anew = await only(late.claim([want(key)]))

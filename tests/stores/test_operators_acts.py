@@ -18,7 +18,7 @@ from oncebridge.operate.lookup import records_with_id
 from oncebridge.operate.operator_log import MOST_BYTES, OperatorActions, StoreOperatorLog
 from oncebridge.operate.release import read_statuses, release
 from oncebridge.service.addresses import StorePlace
-from oncebridge.stores.api import Claim, Commit, Fate, Memory, Reply, Want
+from oncebridge.stores.api import Claim, Commit, Commits, Fate, Memories, Memory, Reply, Want, Wants
 from oncebridge.stores.memory import MemoryStore
 
 Opened = Callable[[], AbstractAsyncContextManager]
@@ -121,7 +121,7 @@ async def test_what_is_held_is_released_by_what_was_seen_there(opened: Opened):
         memo = Memo("a1", 7).write()
         wants = [Want((Part(key),), key[:16], key[-16:], HOUR, 5 * HOUR, memo) for key in keys[:2]]
         assert all(isinstance(answer, Claim) for answer in await worker.claim(wants))
-        await operator.remember([Memory(done, b"g" * 16, Fate.DELIVERED, HOUR)])
+        await operator.remember(Memories.of([Memory(done, b"g" * 16, Fate.DELIVERED, HOUR)]))
         seen = await read_statuses(operator, dict.fromkeys(keys, b""))
         assert [one.is_held for one in seen] == [True, True, False, False]
         told: list[bytes] = []
@@ -137,12 +137,12 @@ async def test_what_is_held_is_released_by_what_was_seen_there(opened: Opened):
         assert (two.token, two.attempts) == (b"", 0)
         assert one.keep_until_ms - one.until_ms == 5 * HOUR
         again = [Want((Part(held),), b"n" * 16, b"m" * 16, HOUR, HOUR)]
-        (claim,) = await operator.claim(again)  # at once, also where clocks may be wrong
+        (claim,) = await operator.claim(Wants.of(again))  # at once, also where clocks may be wrong
         assert (claim.held[0].generation, claim.held[0].attempts) == (held[-16:], 2)
         # A worker that lives after all: what it has delivered counts, and its hold is another's.
         assert not any(one.gone for one in await release(operator, seen, before=before))
         commit = Commit(held, held[-16:], Fate.DELIVERED, HOUR)
-        assert await worker.commit([commit]) == [Reply.COMMITTED]
+        assert await worker.commit(Commits.of([commit])) == [Reply.COMMITTED]
 
 
 async def test_a_first_copy_is_found_by_its_id_among_all_records(opened: Opened):

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from oncebridge.base.clock import SystemDice
 from oncebridge.errors import StoreUnavailable
+from oncebridge.stores.api import Wants
 from oncebridge.stores.sqlite.store import SQLiteStore
 
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -188,7 +189,9 @@ class Renaming(WiredStore):
     """It draws the token itself, and so does not know its own claim again."""
 
     async def claim(self, wants: Sequence[Any]) -> Any:
-        return await super().claim([replace(w, token=SystemDice().tokens(1)[0]) for w in wants])
+        return await super().claim(
+            Wants.of([replace(w, token=SystemDice().tokens(1)[0]) for w in wants])
+        )
 
 
 class Silent(WiredStore):

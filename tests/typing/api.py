@@ -57,18 +57,18 @@ from oncebridge.sources.api import Host, Source
 from oncebridge.sources.file import FileSource
 from oncebridge.sources.http import HttpSource, HttpSourceOptions
 from oncebridge.stores.api import (
-    ClaimAnswer,
-    Commit,
+    ClaimAnswers,
     CommitAnswer,
+    Commits,
     ExtendAnswer,
-    Extension,
-    Memory,
+    Extensions,
+    Memories,
     NoAnswer,
     Record,
-    Release,
     ReleaseAnswer,
+    Releases,
     RememberAnswer,
-    Want,
+    Wants,
 )
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite import SQLiteStore
@@ -107,19 +107,19 @@ class SilentStore:
 
     async def open(self) -> None: ...
 
-    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
-        return [NoAnswer("silent") for _ in wants]
+    async def claim(self, wants: Wants) -> ClaimAnswers:
+        return ClaimAnswers.of(wants, [NoAnswer("silent") for _ in wants])
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+    async def commit(self, commits: Commits) -> list[CommitAnswer]:
         return [NoAnswer("silent") for _ in commits]
 
-    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+    async def release(self, releases: Releases) -> list[ReleaseAnswer]:
         return [NoAnswer("silent") for _ in releases]
 
-    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
+    async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
         return [NoAnswer("silent") for _ in extensions]
 
-    async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
+    async def remember(self, memories: Memories) -> list[RememberAnswer]:
         return [NoAnswer("silent") for _ in memories]
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:

@@ -8,7 +8,7 @@ from tests.faults.doubles import CountingDice, FaultyStore, now, now_ms, virtual
 from oncebridge.base.clock import SystemDice
 from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.events.key import Part, make_key
-from oncebridge.stores.api import Fate, Memory, Want
+from oncebridge.stores.api import Fate, Memories, Memory, Want, Wants
 from oncebridge.stores.cell import Cell, CellBusy
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
@@ -90,7 +90,7 @@ async def test_each_claim_has_a_token_of_its_own():
 @virtual
 async def test_a_worker_that_died_during_an_edit_is_waited_for():
     store, counter = on_virtual_time(lease_ms=5000)
-    await store.claim([Want((Part(KEY),), b"d" * 16, b"g" * 16, 5000, KEEP_MS)])
+    await store.claim(Wants.of([Want((Part(KEY),), b"d" * 16, b"g" * 16, 5000, KEEP_MS)]))
     began = now()
     assert await counter.edit(add_one) == b"1"
     assert 5 <= now() - began < 6
@@ -124,7 +124,7 @@ async def test_patience_ends_with_an_error_while_the_store_does_not_answer():
 @virtual
 async def test_patience_ends_with_an_error_while_another_worker_keeps_the_cell():
     store, counter = on_virtual_time(patience_s=2)
-    await store.claim([Want((Part(KEY),), b"d" * 16, b"g" * 16, 60_000, KEEP_MS)])
+    await store.claim(Wants.of([Want((Part(KEY),), b"d" * 16, b"g" * 16, 60_000, KEEP_MS)]))
     with pytest.raises(CellBusy, match="another worker is editing"):
         await counter.edit(add_one)
 
@@ -143,7 +143,7 @@ async def test_a_change_that_fails_leaves_the_cell_as_it_was_and_free():
 
 async def test_the_record_of_an_event_is_refused_at_once():
     store = MemoryStore()
-    await store.remember([Memory(KEY, b"g" * 16, Fate.DELIVERED, KEEP_MS)])
+    await store.remember(Memories.of([Memory(KEY, b"g" * 16, Fate.DELIVERED, KEEP_MS)]))
     with pytest.raises(StoreError, match="not a cell") as raised:
         await cell(store).edit(add_one)
     assert not isinstance(raised.value, StoreUnavailable)

@@ -15,14 +15,18 @@ from oncebridge.stores.api import (
     Busy,
     Claim,
     Commit,
+    Commits,
     Duplicate,
     Fate,
+    Memories,
     Memory,
     NoAnswer,
     Record,
     Release,
+    Releases,
     Reply,
     Want,
+    Wants,
 )
 from oncebridge.stores.copying import Copying, HeldKey, condition, is_former, is_portable, shifted
 from oncebridge.stores.memory import MemoryStore
@@ -54,18 +58,18 @@ class World:
     async def hold(self, key: bytes, *, lease_ms: int = 30_000, memo: bytes = b"", store=None):
         token, generation = bits(next(self.tokens)), bits(next(self.tokens))
         want = Want((Part(key),), token, generation, lease_ms, HOUR, memo)
-        (answer,) = await (store or self.source).claim([want])
+        (answer,) = await (store or self.source).claim(Wants.of([want]))
         return answer
 
     async def done(self, key: bytes, *, window_ms: int = HOUR, hard_ms: int = 0, **more) -> None:
         claim = await self.hold(key, **more)
         asked = Commit(key, claim.held[0].generation, Fate.DELIVERED, window_ms, hard_ms)
-        assert await self.source.commit([asked]) == [Reply.COMMITTED]
+        assert await self.source.commit(Commits.of([asked])) == [Reply.COMMITTED]
 
     async def back(self, key: bytes, delay_ms: int = 0, *, memo: bytes | None = None, **more):
         claim = await self.hold(key, **more)
         asked = Release(key, claim.token, delay_ms, HOUR, memo)
-        assert await self.source.release([asked]) == [Reply.RELEASED]
+        assert await self.source.release(Releases.of([asked])) == [Reply.RELEASED]
 
     async def copy(self, **more: bool) -> Copying:
         copied = Copying(self.source, self.target, **more)
@@ -204,7 +208,7 @@ async def test_what_workers_of_the_other_store_did_meanwhile_stands(world):
     await world.copy()
     world.wait(2000)
     claim = await world.hold(b"a", store=world.target)
-    await world.target.release([Release(b"a", claim.token, 0, HOUR, b"v2")])
+    await world.target.release(Releases.of([Release(b"a", claim.token, 0, HOUR, b"v2")]))
     before = world.records(world.target)
     assert await world.counts() == {"known": 1}
     assert world.records(world.target) == before
@@ -217,13 +221,13 @@ async def test_what_a_worker_of_the_other_store_holds_is_left_and_named(world):
     copied = await world.copy()
     assert copied.held == [HeldKey(b"a", 30_000)]
     asked = Commit(b"a", claim.held[0].generation, Fate.DELIVERED, HOUR)
-    assert await world.target.commit([asked]) == [Reply.COMMITTED]
+    assert await world.target.commit(Commits.of([asked])) == [Reply.COMMITTED]
     assert await world.counts() == {"known": 1}
 
 
 async def test_what_failed_there_and_was_delivered_here_is_done(world):
     claim = await world.hold(b"a", store=world.target)
-    await world.target.release([Release(b"a", claim.token, 0, HOUR)])
+    await world.target.release(Releases.of([Release(b"a", claim.token, 0, HOUR)]))
     await world.done(b"a")
     assert await world.counts() == {"updated": 1}
     assert isinstance(await world.hold(b"a", store=world.target), Duplicate)
@@ -231,7 +235,7 @@ async def test_what_failed_there_and_was_delivered_here_is_done(world):
 
 async def test_what_is_done_there_is_never_taken_away(world):
     memory = Memory(b"a", bits("theirs"), Fate.DEAD, 2 * HOUR)
-    await world.target.remember([memory])
+    await world.target.remember(Memories.of([memory]))
     before = world.records(world.target)
     await world.done(b"a")
     assert await world.counts() == {"known": 1}
@@ -273,11 +277,11 @@ async def check_the_last_copy(acts: Sequence[tuple], world: World) -> None:
         elif isinstance(claim := await world.hold(what), Claim):
             if act == "done":
                 asked = Commit(what, claim.held[0].generation, Fate.DELIVERED, HOUR)
-                await world.source.commit([asked])
+                await world.source.commit(Commits.of([asked]))
             elif act in ("back", "waits"):
                 delay = 60_000 if act == "waits" else 0
                 await world.source.release(
-                    [Release(what, claim.token, delay, HOUR, b"%d" % number)]
+                    Releases.of([Release(what, claim.token, delay, HOUR, b"%d" % number)])
                 )
     world.wait(60_000)  # so that nothing is held or waits
     assert (await world.copy()).live == 0
@@ -295,7 +299,7 @@ async def test_a_dry_run_tells_the_same_and_changes_nothing(world):
     await world.done(b"done")
     await world.back(b"failed")
     await world.hold(b"held")
-    await world.target.remember([Memory(b"done", bits(1), Fate.DEAD, HOUR)])
+    await world.target.remember(Memories.of([Memory(b"done", bits(1), Fate.DEAD, HOUR)]))
     before = world.records(world.target)
     told = await world.counts(dry_run=True)
     assert told == {"copied": 1, "known": 1, "live": 1}
@@ -325,7 +329,9 @@ async def test_any_number_is_carried_in_bounded_batches(world, monkeypatch):
 
     monkeypatch.setattr(world.target, "load", counted)
     await world.source.remember(
-        [Memory(b"%d" % number, bits(number), Fate.DELIVERED, HOUR) for number in range(70)]
+        Memories.of(
+            [Memory(b"%d" % number, bits(number), Fate.DELIVERED, HOUR) for number in range(70)]
+        )
     )
     assert await world.counts() == {"copied": 70}
     assert sizes == [7] * 10
@@ -407,7 +413,9 @@ async def test_an_answer_that_was_lost_is_no_second_record(world):
 async def test_a_copy_that_was_stopped_is_simply_made_again(world, monkeypatch):
     monkeypatch.setattr(copying, "BATCH", 5)
     await world.source.remember(
-        [Memory(b"%d" % number, bits(number), Fate.DELIVERED, HOUR) for number in range(12)]
+        Memories.of(
+            [Memory(b"%d" % number, bits(number), Fate.DELIVERED, HOUR) for number in range(12)]
+        )
     )
     stopped = Copying(world.source, world.target)
     assert await stopped.step()
@@ -422,7 +430,9 @@ async def test_between_files(tmp_path):
         SQLiteStore(tmp_path / "new.db", clock=clock) as new,
     ):
         await old.remember(
-            [Memory(b"%d" % n, bits(n), Fate.DELIVERED, HOUR, memo=b"m") for n in range(2500)]
+            Memories.of(
+                [Memory(b"%d" % n, bits(n), Fate.DELIVERED, HOUR, memo=b"m") for n in range(2500)]
+            )
         )
         copied = Copying(old, new)
         while await copied.step():

@@ -35,14 +35,18 @@ from oncebridge.stores.api import (
     Busy,
     Claim,
     Commit,
+    Commits,
     Fate,
     Held,
+    Memories,
     Memory,
     NoAnswer,
     Record,
     Release,
+    Releases,
     Reply,
     Want,
+    Wants,
 )
 from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
 from oncebridge.stores.record_encoding import decode_record, encode_record
@@ -258,7 +262,7 @@ async def test_replicas_with_strong_consistency_do_without_transactions_and_expi
     meddler.next("DescribeTable", _described(Replicas=_REPLICAS, MultiRegionConsistency="STRONG"))
     clock = ManualClock()
     async with opened(meddler, table, clock=clock) as store:
-        (claim,) = await store.claim([want(b"one", b"two")])
+        (claim,) = await store.claim(Wants.of([want(b"one", b"two")]))
         assert isinstance(claim, Claim)
         assert meddler.count("TransactWriteItems") == 0
         clock.advance(200_000)
@@ -271,10 +275,10 @@ async def test_purging_keeps_up_with_what_is_added(meddler, table):
     meddler.next("DescribeTable", _described(Replicas=_REPLICAS, MultiRegionConsistency="STRONG"))
     clock = ManualClock()
     async with opened(meddler, table, clock=clock) as store:
-        await store.remember([Memory(b"kept", b"g" * 16, Fate.DELIVERED, 10**9)])
+        await store.remember(Memories.of([Memory(b"kept", b"g" * 16, Fate.DELIVERED, 10**9)]))
         for _ in range(10):
-            claims = await store.claim(wants(40))
-            await store.commit([done(claim) for claim in claims])
+            claims = await store.claim(Wants.of(wants(40)))
+            await store.commit(Commits.of([done(claim) for claim in claims]))
             while await store.purge(10) >= 10:
                 pass
             clock.advance(40_000)  # what is done is remembered for 60 s
@@ -287,11 +291,11 @@ async def test_purging_removes_nothing_that_was_changed_meanwhile(meddler, table
     meddler.next("DescribeTable", _described(Replicas=_REPLICAS, MultiRegionConsistency="STRONG"))
     clock = ManualClock()
     async with opened(meddler, table, clock=clock) as store:
-        await store.claim([want(b"one")])
+        await store.claim(Wants.of([want(b"one")]))
         clock.advance(200_000)
 
         async def claimed_meanwhile(asked, pass_on):
-            await store.claim([want(b"one")])
+            await store.claim(Wants.of([want(b"one")]))
             return await pass_on(asked)
 
         meddler.next("DeleteItem", claimed_meanwhile)
@@ -387,11 +391,11 @@ async def test_a_claim_whose_answer_was_lost_is_known_by_its_token(meddler, tabl
         asked = want()
         meddler.next("BatchExecuteStatement", fault)
         with pytest.raises(StoreUnavailable, match="connection closed without an answer"):
-            await store.claim([asked])
-        (claim,) = await store.claim([asked])
+            await store.claim(Wants.of([asked]))
+        (claim,) = await store.claim(Wants.of([asked]))
         assert isinstance(claim, Claim)
         assert claim.held == (Held(asked.parts[0].key, asked.generation, 1, b""),)
-        assert await store.commit([done(claim)]) == [Reply.COMMITTED]
+        assert await store.commit(Commits.of([done(claim)])) == [Reply.COMMITTED]
 
 
 @pytest.mark.parametrize("fault", [swallow, vanish])
@@ -400,42 +404,45 @@ async def test_a_claim_of_two_parts_whose_answer_was_lost_is_known_too(meddler, 
         asked = want(b"one", b"two")
         meddler.next("TransactWriteItems", fault)
         with pytest.raises(StoreUnavailable):
-            await store.claim([asked])
-        (claim,) = await store.claim([asked])
+            await store.claim(Wants.of([asked]))
+        (claim,) = await store.claim(Wants.of([asked]))
         assert [held.attempts for held in claim.held] == [1, 1]
-        assert await store.commit([done(claim, 0), done(claim, 1)]) == [Reply.COMMITTED] * 2
+        assert (
+            await store.commit(Commits.of([done(claim, 0), done(claim, 1)]))
+            == [Reply.COMMITTED] * 2
+        )
 
 
 async def test_a_take_over_whose_answer_was_lost_counts_once(meddler, table):
     clock = ManualClock()
     async with opened(meddler, table, clock=clock) as store:
-        await store.claim([want(b"one", lease_ms=10)])
+        await store.claim(Wants.of([want(b"one", lease_ms=10)]))
         clock.advance(10)
         asked = want(b"one")
         meddler.next(
             "BatchExecuteStatement", failing_statements("DuplicateItem", lambda _: True), swallow
         )
         with pytest.raises(StoreUnavailable):
-            await store.claim([asked])
-        (claim,) = await store.claim([asked])
+            await store.claim(Wants.of([asked]))
+        (claim,) = await store.claim(Wants.of([asked]))
         assert claim.held[0].attempts == 2
 
 
 async def test_a_commit_whose_answer_was_lost_was_made(meddler, table):
     async with opened(meddler, table) as store:
-        (claim,) = await store.claim([want()])
+        (claim,) = await store.claim(Wants.of([want()]))
         meddler.next("BatchExecuteStatement", swallow)
         with pytest.raises(StoreUnavailable):
-            await store.commit([done(claim)])
-        assert await store.commit([done(claim)]) == [Reply.ALREADY]
+            await store.commit(Commits.of([done(claim)]))
+        assert await store.commit(Commits.of([done(claim)])) == [Reply.ALREADY]
 
 
 async def test_a_call_ends_when_its_time_is_over(meddler, table):
     async with opened(meddler, table, timeout=timedelta(seconds=0.3)) as store:
         for operation, call in (
-            ("BatchExecuteStatement", store.claim(wants(1))),
-            ("BatchExecuteStatement", store.claim(wants(60))),
-            ("TransactWriteItems", store.claim([want(b"1", b"2")])),
+            ("BatchExecuteStatement", store.claim(Wants.of(wants(1)))),
+            ("BatchExecuteStatement", store.claim(Wants.of(wants(60)))),
+            ("TransactWriteItems", store.claim(Wants.of([want(b"1", b"2")]))),
             ("BatchGetItem", store.peek([b"1"])),
             ("Scan", store.scan()),
         ):
@@ -448,7 +455,7 @@ async def test_a_call_ends_when_its_time_is_over(meddler, table):
 async def test_what_one_call_of_several_leaves_open_is_told_for_its_items_alone(meddler, table):
     async with opened(meddler, table) as store:
         meddler.next("BatchExecuteStatement", vanish)
-        answers = await store.claim(wants(60))
+        answers = await store.claim(Wants.of(wants(60)))
         open_ = [at for at, answer in enumerate(answers) if isinstance(answer, NoAnswer)]
         assert len(open_) in (10, 25)
         assert sum(isinstance(answer, Claim) for answer in answers) == 60 - len(open_)
@@ -468,21 +475,21 @@ async def test_a_statement_that_is_throttled_is_handed_back(meddler, table, code
     async with opened(meddler, table) as store:
         asked = wants(4)
         meddler.next("BatchExecuteStatement", failing_statements(code, lambda at: at == 2))
-        answers = await store.claim(asked)
+        answers = await store.claim(Wants.of(asked))
         assert [type(answer) for answer in answers] == [Claim, Claim, NoAnswer, Claim]
         assert answers[2].reason == f"DynamoDB: {code}"
-        again = await store.claim(asked)
+        again = await store.claim(Wants.of(asked))
         assert [type(answer) for answer in again] == [Claim] * 4
 
 
 async def test_a_commit_that_is_throttled_is_handed_back(meddler, table):
     async with opened(meddler, table) as store:
-        claims = await store.claim(wants(3))
+        claims = await store.claim(Wants.of(wants(3)))
         fault = failing_statements("ThrottlingError", lambda at: at == 1)
         meddler.next("BatchExecuteStatement", fault)
-        answers = await store.commit([done(claim) for claim in claims])
+        answers = await store.commit(Commits.of([done(claim) for claim in claims]))
         assert [type(answer) for answer in answers] == [Reply, NoAnswer, Reply]
-        assert await store.commit([done(claims[1])]) == [Reply.COMMITTED]
+        assert await store.commit(Commits.of([done(claims[1])])) == [Reply.COMMITTED]
 
 
 @pytest.mark.parametrize("code", ["ThrottlingException", "RequestLimitExceeded"])
@@ -490,7 +497,7 @@ async def test_a_call_that_is_throttled_is_handed_back(meddler, table, code):
     async with opened(meddler, table) as store:
         meddler.next("BatchExecuteStatement", failing(code))
         with pytest.raises(StoreUnavailable, match=code):
-            await store.claim(wants(3))
+            await store.claim(Wants.of(wants(3)))
         assert meddler.count("BatchExecuteStatement") == 1
 
 
@@ -506,11 +513,11 @@ async def test_what_is_no_use_repeating_is_said_so(meddler, table, code, message
     async with opened(meddler, table) as store:
         meddler.next("BatchExecuteStatement", failing_statements(code, lambda at: at == 1))
         with pytest.raises(StoreError, match=message) as caught:
-            await store.claim(wants(2))
+            await store.claim(Wants.of(wants(2)))
         assert not isinstance(caught.value, StoreUnavailable)
         meddler.next("BatchExecuteStatement", failing(f"{code}Exception"))
         with pytest.raises(StoreError, match=message) as caught:
-            await store.claim(wants(2))
+            await store.claim(Wants.of(wants(2)))
         assert not isinstance(caught.value, StoreUnavailable)
 
 
@@ -522,7 +529,7 @@ def _cancelled(*codes):
 async def test_a_transaction_that_met_another_is_tried_again(meddler, table):
     async with opened(meddler, table) as store:
         meddler.next("TransactWriteItems", _cancelled("None", "TransactionConflict"))
-        (claim,) = await store.claim([want(b"one", b"two")])
+        (claim,) = await store.claim(Wants.of([want(b"one", b"two")]))
         assert isinstance(claim, Claim)
         assert meddler.count("BatchGetItem") == 1
 
@@ -530,14 +537,16 @@ async def test_a_transaction_that_met_another_is_tried_again(meddler, table):
 async def test_a_transaction_that_keeps_meeting_others_is_handed_back(meddler, table):
     async with opened(meddler, table) as store:
         meddler.always("TransactWriteItems", _cancelled("None", "TransactionConflict"))
-        (answer,) = await store.claim([want(b"one", b"two")])
+        (answer,) = await store.claim(Wants.of([want(b"one", b"two")]))
         assert answer == NoAnswer("other workers keep changing this key")
 
 
 async def test_a_transaction_that_is_throttled_is_handed_back(meddler, table):
     async with opened(meddler, table) as store:
         meddler.next("TransactWriteItems", _cancelled("ThrottlingError", "None"))
-        (answer, other) = await store.claim([want(b"one", b"two"), want(b"three", b"four")])
+        (answer, other) = await store.claim(
+            Wants.of([want(b"one", b"two"), want(b"three", b"four")])
+        )
         assert {type(answer), type(other)} == {NoAnswer, Claim}
         told = answer if isinstance(answer, NoAnswer) else other
         assert told.reason == "DynamoDB: ThrottlingError"
@@ -547,7 +556,7 @@ async def test_a_transaction_that_is_refused_for_good_is_said_so(meddler, table)
     async with opened(meddler, table) as store:
         meddler.next("TransactWriteItems", _cancelled("None", "ValidationError"))
         with pytest.raises(StoreError, match="DynamoDB refuses: ValidationError"):
-            await store.claim([want(b"one", b"two")])
+            await store.claim(Wants.of([want(b"one", b"two")]))
 
 
 def _leaving_unread(count):
@@ -565,7 +574,7 @@ def _leaving_unread(count):
 
 async def test_what_was_left_unread_is_read_with_the_next_call(meddler, table):
     async with opened(meddler, table) as store:
-        claims = await store.claim(wants(5))
+        claims = await store.claim(Wants.of(wants(5)))
         keys = [claim.held[0].key for claim in claims]
         meddler.next("BatchGetItem", _leaving_unread(5), _leaving_unread(2))
         records = await store.peek([*keys, b"nothing"])
@@ -576,10 +585,10 @@ async def test_what_was_left_unread_is_read_with_the_next_call(meddler, table):
 async def test_what_stays_unread_is_no_answer_and_not_absent(meddler, table):
     async with opened(meddler, table, timeout=timedelta(seconds=0.3)) as store:
         first = wants(2)
-        await store.claim(first)
+        await store.claim(Wants.of(first))
         meddler.always("BatchGetItem", _leaving_unread(1))
         others = [want(one.parts[0].key) for one in first]
-        answers = await store.claim(others)
+        answers = await store.claim(Wants.of(others))
         assert [type(answer) for answer in answers] == [NoAnswer, Busy]
         with pytest.raises(StoreUnavailable, match="throttles"):
             await store.peek([one.parts[0].key for one in first])
@@ -589,8 +598,8 @@ async def test_an_answer_that_cannot_be_read_is_none(meddler, table):
     async with opened(meddler, table) as store:
         meddler.next("BatchExecuteStatement", saying(200, {"Responses": []}))
         with pytest.raises(StoreUnavailable, match="another number of statements"):
-            await store.claim(wants(1))
-        (claim,) = await store.claim(wants(1))
+            await store.claim(Wants.of(wants(1)))
+        (claim,) = await store.claim(Wants.of(wants(1)))
         assert isinstance(claim, Claim)
 
 
@@ -604,16 +613,16 @@ async def test_an_outage_is_over_when_the_server_is_back(tmp_path, aws_identity)
         table = server.table()
         options = DynamoDBOptions(endpoint=server.endpoint, timeout=timedelta(seconds=1))
         async with DynamoDBStore(table, options) as store:
-            (claim,) = await store.claim(wants(1))
+            (claim,) = await store.claim(Wants.of(wants(1)))
             server.process.freeze()
             with pytest.raises(StoreUnavailable, match="no answer"):
-                await store.commit([done(claim)])
+                await store.commit(Commits.of([done(claim)]))
             server.process.thaw()
-            (answer,) = await store.commit([done(claim)])
+            (answer,) = await store.commit(Commits.of([done(claim)]))
             assert answer in (Reply.COMMITTED, Reply.ALREADY)
             server.process.kill()
             with pytest.raises(StoreUnavailable):
-                await store.claim(wants(30))
+                await store.claim(Wants.of(wants(30)))
             with pytest.raises(StoreUnavailable):
                 await store.peek([b"k"])
     finally:
@@ -626,16 +635,16 @@ async def test_an_outage_is_over_when_the_server_is_back(tmp_path, aws_identity)
 async def test_a_batch_takes_one_call_for_every_25(meddler, table):
     async with opened(meddler, table) as store:
         asked = wants(100)
-        claims = await store.claim(asked)
+        claims = await store.claim(Wants.of(asked))
         assert [name for name, _ in meddler.calls] == ["BatchExecuteStatement"] * 4
         assert {text["Statement"] for _, call in meddler.calls for text in call["Statements"]} == {
             store._table._insert
         }
         meddler.calls.clear()
-        await store.commit([done(claim) for claim in claims])
+        await store.commit(Commits.of([done(claim) for claim in claims]))
         assert [name for name, _ in meddler.calls] == ["BatchExecuteStatement"] * 4
         meddler.calls.clear()
-        await store.claim([want(one.parts[0].key) for one in asked])
+        await store.claim(Wants.of([want(one.parts[0].key) for one in asked]))
         assert meddler.count("BatchExecuteStatement") == 4
         assert meddler.count("BatchGetItem") == 1
         assert all(
@@ -651,9 +660,9 @@ async def test_a_batch_takes_one_call_for_every_25(meddler, table):
 )
 async def test_a_key_of_any_length_has_a_place_of_its_own(meddler, table, key):
     async with opened(meddler, table) as store:
-        (claim,) = await store.claim([want(key)])
+        (claim,) = await store.claim(Wants.of([want(key)]))
         assert claim.held[0].key == key
-        assert isinstance((await store.claim([want(key)]))[0], Busy)
+        assert isinstance((await store.claim(Wants.of([want(key)])))[0], Busy)
         assert (await store.peek([key]))[0].key == key
         records, _ = await store.scan()
         assert [record.key for record in records] == [key]
@@ -663,7 +672,7 @@ async def test_a_key_of_any_length_has_a_place_of_its_own(meddler, table, key):
 
 async def test_an_item_ends_a_day_after_its_record_and_in_seconds(server, meddler, table):
     async with opened(meddler, table) as store:
-        (claim,) = await store.claim([want()])
+        (claim,) = await store.claim(Wants.of([want()]))
         (record,) = await store.peek([claim.held[0].key])
         (item,) = server.ask("Scan", {"TableName": table})["Items"]
         assert int(item["x"]["N"]) == record.keep_until_ms // 1000 + 86_400
@@ -672,7 +681,7 @@ async def test_an_item_ends_a_day_after_its_record_and_in_seconds(server, meddle
 async def test_an_item_of_a_record_long_past_does_not_go_at_once(server, meddler, table):
     clock = ManualClock(1_000_000_000)  # January 1970
     async with opened(meddler, table, clock=clock) as store:
-        await store.claim([want(b"one"), want(b"two", b"three")])
+        await store.claim(Wants.of([want(b"one"), want(b"two", b"three")]))
     for item in server.ask("Scan", {"TableName": table})["Items"]:
         assert int(item["x"]["N"]) > system_clock() / 1000 + 86_000
 
@@ -709,15 +718,15 @@ async def test_a_host_whose_clock_is_a_little_off_keeps_dynamodbs_time(meddler, 
     meddler.date = _shifted(30)
     async with opened(meddler, table, max_skew=timedelta(minutes=1)) as store:
         assert abs(await store.now_ms() - system_clock() - 30_000) < 1000
-        (claim,) = await store.claim([want()])
+        (claim,) = await store.claim(Wants.of([want()]))
         assert abs(claim.now_ms - system_clock() - 30_000) < 1000
 
 
 async def test_a_clock_that_goes_wrong_later_is_warned_of(meddler, table, caplog):
     async with opened(meddler, table, max_skew=timedelta(seconds=2)) as store:
         store._skewed.offset_ms = 60_000
-        await store.claim(wants(1))
-        await store.claim(wants(1))
+        await store.claim(Wants.of(wants(1)))
+        await store.claim(Wants.of(wants(1)))
     (record,) = caplog.records
     assert (record.message, record.levelno) == ("oncebridge.dynamodb_clock_is_off", logging.WARNING)
     assert abs(record.offset_ms) > 2000
@@ -734,20 +743,20 @@ async def test_a_claim_is_taken_over_only_when_it_is_over_by_any_clock(meddler, 
     async with opened(meddler, table, max_skew=timedelta(seconds=2)) as store:
         store._skewed.local = local = ManualClock(system_clock())
         store._skewed.note = lambda *_: None
-        await store.claim([want(b"one", lease_ms=1000)])
+        await store.claim(Wants.of([want(b"one", lease_ms=1000)]))
         local.advance(2999)
-        (answer,) = await store.claim([want(b"one")])
+        (answer,) = await store.claim(Wants.of([want(b"one")]))
         assert answer == Busy(b"one", 1)
         local.advance(1)
-        (answer,) = await store.claim([want(b"one")])
+        (answer,) = await store.claim(Wants.of([want(b"one")]))
         assert answer.held[0].attempts == 2
 
 
 async def test_what_was_given_back_is_free_without_a_margin(meddler, table):
     async with opened(meddler, table) as store:
-        (claim,) = await store.claim([want(b"one")])
-        assert await store.release([Release(b"one", claim.token)]) == [Reply.RELEASED]
-        assert isinstance((await store.claim([want(b"one")]))[0], Claim)
+        (claim,) = await store.claim(Wants.of([want(b"one")]))
+        assert await store.release(Releases.of([Release(b"one", claim.token)])) == [Reply.RELEASED]
+        assert isinstance((await store.claim(Wants.of([want(b"one")])))[0], Claim)
 
 
 async def test_of_two_hosts_whose_clocks_differ_one_holds_a_claim(meddler, table):
@@ -756,12 +765,12 @@ async def test_of_two_hosts_whose_clocks_differ_one_holds_a_claim(meddler, table
         for store, off_ms in ((slow, -900), (fast, 900)):
             store._skewed.local = ManualClock(now + off_ms)
             store._skewed.note = lambda *_: None
-        (claim,) = await slow.claim([want(b"one", lease_ms=1000)])
+        (claim,) = await slow.claim(Wants.of([want(b"one", lease_ms=1000)]))
         for _ in range(10):
             slow._skewed.local.advance(100)
             fast._skewed.local.advance(100)
-            assert isinstance((await fast.claim([want(b"one")]))[0], Busy)
-        assert await slow.commit([done(claim)]) == [Reply.COMMITTED]
+            assert isinstance((await fast.claim(Wants.of([want(b"one")])))[0], Busy)
+        assert await slow.commit(Commits.of([done(claim)])) == [Reply.COMMITTED]
 
 
 # --- making the table -------------------------------------------------------------------------
@@ -779,7 +788,7 @@ async def test_the_table_is_made_and_made_once(request, caplog, kind):
         assert await store.migrate() == expected
         await store.aclose()
     async with DynamoDBStore("made", options) as store:
-        assert isinstance((await store.claim(wants(1)))[0], Claim)
+        assert isinstance((await store.claim(Wants.of(wants(1))))[0], Claim)
     assert caplog.records == []
     server.drop("made")
 
@@ -853,7 +862,7 @@ async def test_the_cloudformation_template_makes_a_table_that_serves(ministack):
     assert told["Store"] == f"dynamodb://{name}?region=us-east-1"
     options = DynamoDBOptions(endpoint=ministack.endpoint)
     async with DynamoDBStore.from_url(told["Store"], options) as store:
-        assert isinstance((await store.claim(wants(1)))[0], Claim)
+        assert isinstance((await store.claim(Wants.of(wants(1))))[0], Claim)
     client.close()
 
 
@@ -887,8 +896,8 @@ async def test_the_policy_of_the_template_allows_all_that_is_done(meddler, table
     async with DynamoDBStore(
         table, DynamoDBOptions(endpoint=meddler.endpoint), clock=clock
     ) as store:
-        claim, _ = await store.claim([want(b"one"), want(b"two", b"three")])
-        await store.commit([done(claim)])
+        claim, _ = await store.claim(Wants.of([want(b"one"), want(b"two", b"three")]))
+        await store.commit(Commits.of([done(claim)]))
         await store.forget([b"one"])
         await store.scan()
         await store.purge()

@@ -5,7 +5,7 @@ from tests.faults.doubles import After, Bench, ScriptedSink, event, rule, virtua
 
 from oncebridge import Unknown, Verdict, Yes
 from oncebridge.sinks.api import Already, Lost
-from oncebridge.stores.api import Commit, Fate, Release, Reply
+from oncebridge.stores.api import Commit, Commits, Fate, Release, Releases, Reply
 
 
 class TableSink(ScriptedSink):
@@ -25,9 +25,9 @@ class TableSink(ScriptedSink):
         answers = await self.deliver([joint.delivery for joint in joints])
         for joint, answer in zip(joints, answers, strict=True):
             if isinstance(answer, Yes):
-                written = await self.store.commit(joint.commits)
+                written = await self.store.commit(Commits.of(joint.commits))
                 assert written == [Reply.COMMITTED] * len(joint.commits)
-                await self.store.release(joint.releases)
+                await self.store.release(Releases.of(joint.releases))
         return answers
 
 

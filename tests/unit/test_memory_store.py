@@ -13,13 +13,17 @@ from oncebridge.stores.api import (
     Busy,
     Claim,
     Commit,
+    Commits,
     Duplicate,
     Fate,
+    Memories,
     Memory,
     NoAnswer,
     Release,
+    Releases,
     Reply,
     Want,
+    Wants,
 )
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.testing import ManualClock
@@ -39,7 +43,7 @@ def want(*numbers, keep_ms=WINDOW_MS, memo=b""):
 
 async def deliver(store, *numbers, window_ms=WINDOW_MS):
     """Claim and commit keys; give those that were claimed."""
-    answers = await store.claim([want(n) for n in numbers])
+    answers = await store.claim(Wants.of([want(n) for n in numbers]))
     claimed = [answer for answer in answers if isinstance(answer, Claim)]
     commits = [
         Commit(held.key, held.generation, Fate.DELIVERED, window_ms)
@@ -61,10 +65,10 @@ def clock():
 async def test_at_the_cap_new_keys_are_refused_and_nothing_is_evicted(clock):
     store = MemoryStore(max_keys=10, clock=clock)
     assert len(await deliver(store, *range(10))) == 10
-    answers = await store.claim([want(n) for n in range(10, 20)])
+    answers = await store.claim(Wants.of([want(n) for n in range(10, 20)]))
     assert all(isinstance(answer, NoAnswer) for answer in answers)
     assert "max_keys" in answers[0].reason
-    answers = await store.claim([want(n) for n in range(10)])
+    answers = await store.claim(Wants.of([want(n) for n in range(10)]))
     assert all(isinstance(answer, Duplicate) for answer in answers)
     assert len(store) == 10
 
@@ -72,46 +76,50 @@ async def test_at_the_cap_new_keys_are_refused_and_nothing_is_evicted(clock):
 async def test_at_the_cap_known_keys_are_still_answered_and_worked_on(clock):
     store = MemoryStore(max_keys=2, clock=clock)
     await deliver(store, 1)
-    (claim,) = await store.claim([want(2)])
-    duplicate, busy, full = await store.claim([want(1), want(2), want(3)])
+    (claim,) = await store.claim(Wants.of([want(2)]))
+    duplicate, busy, full = await store.claim(Wants.of([want(1), want(2), want(3)]))
     assert isinstance(duplicate, Duplicate)
     assert isinstance(busy, Busy)
     assert isinstance(full, NoAnswer)
-    assert await store.release([Release(key(2), claim.token, keep_ms=WINDOW_MS)]) == [
+    assert await store.release(Releases.of([Release(key(2), claim.token, keep_ms=WINDOW_MS)])) == [
         Reply.RELEASED
     ]
-    (again,) = await store.claim([want(2)])
+    (again,) = await store.claim(Wants.of([want(2)]))
     assert isinstance(again, Claim)
     assert again.held[0].attempts == 2
     commit = Commit(key(2), again.held[0].generation, Fate.DELIVERED, WINDOW_MS)
-    assert await store.commit([commit]) == [Reply.COMMITTED]
+    assert await store.commit(Commits.of([commit])) == [Reply.COMMITTED]
 
 
 async def test_a_claim_of_several_keys_fits_as_a_whole_or_not_at_all(clock):
     store = MemoryStore(max_keys=3, clock=clock)
     await deliver(store, 1, 2)
-    (answer,) = await store.claim([want(3, 4)])
+    (answer,) = await store.claim(Wants.of([want(3, 4)]))
     assert isinstance(answer, NoAnswer)
     assert await store.peek([key(3), key(4)]) == [None, None]
-    (fits,) = await store.claim([want(3)])
+    (fits,) = await store.claim(Wants.of([want(3)]))
     assert isinstance(fits, Claim)
 
 
 async def test_a_duplicate_needs_no_room(clock):
     store = MemoryStore(max_keys=2, clock=clock)
     await deliver(store, 1, 2)
-    (answer,) = await store.claim([want(9, 1)])
+    (answer,) = await store.claim(Wants.of([want(9, 1)]))
     assert isinstance(answer, Duplicate)
 
 
 async def test_a_duplicate_whose_window_slides_needs_no_room_either(clock):
     store = MemoryStore(max_keys=1, clock=clock)
-    (claim,) = await store.claim([want(1)])
+    (claim,) = await store.claim(Wants.of([want(1)]))
     generation = claim.held[0].generation
-    await store.commit([Commit(key(1), generation, Fate.DELIVERED, WINDOW_MS, 2 * WINDOW_MS)])
+    await store.commit(
+        Commits.of([Commit(key(1), generation, Fate.DELIVERED, WINDOW_MS, 2 * WINDOW_MS)])
+    )
     clock.advance(WINDOW_MS // 2)
     parts = (Part(key(9)), Part(key(1), slide_ms=WINDOW_MS))
-    (answer,) = await store.claim([Want(parts, next(tokens), next(tokens), LEASE_MS, WINDOW_MS)])
+    (answer,) = await store.claim(
+        Wants.of([Want(parts, next(tokens), next(tokens), LEASE_MS, WINDOW_MS)])
+    )
     assert isinstance(answer, Duplicate)
     (record,) = await store.peek([key(1)])
     assert record.until_ms == clock() + WINDOW_MS
@@ -121,10 +129,10 @@ async def test_a_duplicate_whose_window_slides_needs_no_room_either(clock):
 async def test_memories_are_refused_at_the_cap_too(clock):
     store = MemoryStore(max_keys=1, clock=clock)
     memories = [Memory(key(n), next(tokens), Fate.DELIVERED, WINDOW_MS) for n in (1, 2, 1)]
-    first, second = await store.remember(memories[:2])
+    first, second = await store.remember(Memories.of(memories[:2]))
     assert first is Reply.REMEMBERED
     assert isinstance(second, NoAnswer)
-    assert await store.remember(memories[2:]) == [Reply.KNOWN]
+    assert await store.remember(Memories.of(memories[2:])) == [Reply.KNOWN]
 
 
 async def test_what_expires_makes_room(clock):
@@ -176,7 +184,7 @@ async def test_purging_looks_at_the_date_and_at_nothing_else(clock):
     store = MemoryStore(clock=clock)
     await deliver(store, 1, window_ms=WINDOW_MS)
     await deliver(store, 2, window_ms=10 * WINDOW_MS)
-    await store.claim([want(3, keep_ms=10 * WINDOW_MS)])
+    await store.claim(Wants.of([want(3, keep_ms=10 * WINDOW_MS)]))
     assert await store.purge() == 0
     clock.advance(WINDOW_MS + 60_000)
     assert await store.purge() == 1
@@ -190,9 +198,9 @@ async def test_purging_looks_at_the_date_and_at_nothing_else(clock):
 async def test_what_was_prolonged_is_not_purged_on_its_first_date(clock):
     store = MemoryStore(clock=clock)
     for _ in range(5):
-        (claim,) = await store.claim([want(1, keep_ms=60_000)])
+        (claim,) = await store.claim(Wants.of([want(1, keep_ms=60_000)]))
         assert isinstance(claim, Claim)
-        await store.release([Release(key(1), claim.token, keep_ms=60_000)])
+        await store.release(Releases.of([Release(key(1), claim.token, keep_ms=60_000)]))
         clock.advance(59_000)
         await store.purge()
         assert len(store) == 1
@@ -214,7 +222,7 @@ async def test_purging_little_by_little_ends(clock):
 async def test_of_what_is_done_or_gone_only_the_record_is_kept(clock):
     store = MemoryStore(clock=clock)
     await deliver(store, 1, 2)
-    await store.claim([want(3), want(4, keep_ms=0), want(5)])
+    await store.claim(Wants.of([want(3), want(4, keep_ms=0), want(5)]))
     assert (len(store._open), len(store._names)) == (3, 3)
     clock.advance(LEASE_MS + 60_000)
     assert await store.purge() == 1
@@ -231,10 +239,10 @@ async def test_a_clock_that_jumps_back_and_forth_purges_nothing_early(clock):
     await deliver(store, 1)
     clock.now_ms -= 3_600_000
     await store.purge()
-    assert isinstance((await store.claim([want(1)]))[0], Duplicate)
+    assert isinstance((await store.claim(Wants.of([want(1)])))[0], Duplicate)
     clock.now_ms += 3_600_000
     await store.purge()
-    assert isinstance((await store.claim([want(1)]))[0], Duplicate)
+    assert isinstance((await store.claim(Wants.of([want(1)])))[0], Duplicate)
 
 
 async def test_forgetting_and_coming_again_does_not_fill_the_calendar(clock):
@@ -279,10 +287,12 @@ async def test_done_records_come_back_as_they_went_in(clock):
     store = MemoryStore(clock=clock)
     part = Part(key(1), b"h" * 16, 60_000)
     (claim,) = await store.claim(
-        [Want((part,), next(tokens), next(tokens), LEASE_MS, WINDOW_MS, b"memo")]
+        Wants.of([Want((part,), next(tokens), next(tokens), LEASE_MS, WINDOW_MS, b"memo")])
     )
     held = claim.held[0]
-    await store.commit([Commit(key(1), held.generation, Fate.STALE, WINDOW_MS, 2 * WINDOW_MS)])
+    await store.commit(
+        Commits.of([Commit(key(1), held.generation, Fate.STALE, WINDOW_MS, 2 * WINDOW_MS)])
+    )
     (record,) = await store.peek([key(1)])
     assert (record.key, record.generation, record.hash) == (key(1), held.generation, b"h" * 16)
     assert (record.fate, record.memo, record.attempts) == (Fate.STALE, b"memo", 1)
@@ -302,7 +312,7 @@ def test_many_threads_and_one_key_have_one_winner(clock):
     store = MemoryStore(clock=clock)
 
     def work():
-        return asyncio.run(store.claim([want(1)]))[0]
+        return asyncio.run(store.claim(Wants.of([want(1)])))[0]
 
     from concurrent.futures import ThreadPoolExecutor
 

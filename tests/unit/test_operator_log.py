@@ -22,7 +22,7 @@ from oncebridge.operate.operator_log import (
     StoreOperatorLog,
     who,
 )
-from oncebridge.stores.api import Want
+from oncebridge.stores.api import Want, Wants
 from oncebridge.stores.copying import Copying
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
@@ -148,7 +148,7 @@ async def test_a_writer_that_died_is_waited_for(monkeypatch):
     store = MemoryStore(clock=clock)
     await StoreOperatorLog(store).write("forget", [NAME])
     token, generation = SystemDice().tokens(2)
-    await store.claim([Want((Part(NAME),), token, generation, 5000, KEPT_MS)])
+    await store.claim(Wants.of([Want((Part(NAME),), token, generation, 5000, KEPT_MS)]))
     writing = asyncio.create_task(StoreOperatorLog(store).write("release", [NAME]))
     await asyncio.sleep(0.05)
     assert not writing.done()
@@ -186,7 +186,7 @@ async def test_what_cannot_be_written_is_said(monkeypatch):
     with pytest.raises(StoreUnavailable, match=r"so nothing was done.*is full"):
         await StoreOperatorLog(store).write("forget", [operator_log.route_log_key("crm")])
     token, generation = SystemDice().tokens(2)
-    await store.claim([Want((Part(NAME),), token, generation, 60_000, KEPT_MS)])
+    await store.claim(Wants.of([Want((Part(NAME),), token, generation, 60_000, KEPT_MS)]))
     with pytest.raises(StoreUnavailable, match="other processes keep writing"):
         await StoreOperatorLog(store).write("forget", [NAME])
 

@@ -27,7 +27,18 @@ from oncebridge.sinks.api import (
     Yes,
 )
 from oncebridge.sinks.postgres import PostgresSink, PostgresSinkOptions
-from oncebridge.stores.api import Claim, Commit, Fate, Record, Release, Reply, Want
+from oncebridge.stores.api import (
+    Claim,
+    Commit,
+    Commits,
+    Fate,
+    Record,
+    Release,
+    Releases,
+    Reply,
+    Want,
+    Wants,
+)
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.postgres.store import PostgresOptions, PostgresStore
 from oncebridge.testing import ManualClock
@@ -114,7 +125,7 @@ async def claim(
     store: PostgresStore, *keys: bytes, lease_ms: int = LONG, memo: bytes = b""
 ) -> Claim:
     parts = tuple(Part(key) for key in keys)
-    (answer,) = await store.claim([Want(parts, fresh(), fresh(), lease_ms, LONG, memo)])
+    (answer,) = await store.claim(Wants.of([Want(parts, fresh(), fresh(), lease_ms, LONG, memo)]))
     assert isinstance(answer, Claim)
     return answer
 
@@ -458,7 +469,7 @@ async def test_what_was_taken_over_may_still_be_committed_by_its_generation(plac
 async def test_what_belongs_to_another_life_is_lost(place: Place) -> None:
     async with joined(place) as (sink, store, _):
         old = await claim(store, b"k")
-        await store.release([Release(b"k", old.token)])
+        await store.release(Releases.of([Release(b"k", old.token)]))
         assert await store.forget([b"k"]) == [True]
         new = await claim(store, b"k")
         other = await claim(store, b"other")
@@ -474,10 +485,10 @@ async def test_all_keys_of_an_event_are_committed_or_none(place: Place) -> None:
         half = await claim(store, b"t2", b"b2")
         gone = await claim(store, b"t3", b"b3")
         held = half.held[1]
-        assert await store.commit([Commit(held.key, held.generation, Fate.DEAD, LONG)]) == [
-            Reply.COMMITTED
-        ]
-        await store.release([Release(b"t3", gone.token)])
+        assert await store.commit(
+            Commits.of([Commit(held.key, held.generation, Fate.DEAD, LONG)])
+        ) == [Reply.COMMITTED]
+        await store.release(Releases.of([Release(b"t3", gone.token)]))
         await store.forget([b"t3"])
         made = [joint(good, 1), joint(half, 2), joint(gone, 3)]
         assert await sink.deliver_jointly(made) == [Yes(), Already(), Lost()]
@@ -504,8 +515,8 @@ async def test_already_counts_before_lost(place: Place) -> None:
     async with joined(place) as (sink, store, _):
         one = await claim(store, b"t", b"b")
         held = one.held[1]
-        await store.commit([Commit(held.key, held.generation, Fate.DELIVERED, LONG)])
-        await store.release([Release(b"t", one.token)])
+        await store.commit(Commits.of([Commit(held.key, held.generation, Fate.DELIVERED, LONG)]))
+        await store.release(Releases.of([Release(b"t", one.token)]))
         await store.forget([b"t"])
         assert await sink.deliver_jointly([joint(one, 1)]) == [Already()]
     assert await place.events() == []
@@ -587,7 +598,7 @@ async def test_a_statement_of_ones_own_is_run_in_the_same_transaction(place: Pla
     async with joined(place, statement=statement) as (sink, store, _):
         claims = [await claim(store, b"k%d" % number) for number in range(6)]
         assert await sink.deliver_jointly([joint(claims[1], 1)]) == [Yes()]
-        await store.release([Release(b"k2", claims[2].token)])
+        await store.release(Releases.of([Release(b"k2", claims[2].token)]))
         await store.forget([b"k2"])
         bad = raw(4).replace(b'"number":4', b'"number":"four"')
         made = [joint(one, number) for number, one in enumerate(claims)]

@@ -36,15 +36,20 @@ from oncebridge.stores.api import (
     Busy,
     Claim,
     Commit,
+    Commits,
     Duplicate,
     Extension,
+    Extensions,
     Fate,
+    Memories,
     Memory,
     NoAnswer,
     Record,
     Release,
+    Releases,
     Reply,
     Want,
+    Wants,
 )
 from oncebridge.stores.postgres.address import read_address
 from oncebridge.stores.postgres.store import PostgresOptions, PostgresStore
@@ -202,7 +207,7 @@ async def test_a_claim_that_waited_while_the_lease_ended_succeeds(postgres: Post
     """The clock is read after the lock: when the transaction began, the lease was still on."""
     async with opened(postgres.url) as store:
         table, now = store.layout.named(), store.layout.named("now")
-        await store.claim([want(b"lapsed", lease_ms=1), want(b"pair", lease_ms=1)])
+        await store.claim(Wants.of([want(b"lapsed", lease_ms=1), want(b"pair", lease_ms=1)]))
         other = await asyncpg.connect(postgres.url)
         async with other.transaction():  # somebody takes all for a second, and two to say so
             await other.execute(f"UPDATE {table} SET token = 't', until_ms = {now}(NULL) + 1000")
@@ -211,7 +216,7 @@ async def test_a_claim_that_waited_while_the_lease_ended_succeeds(postgres: Post
                 "'', '' FROM unnest('{new,mate}'::bytea[]) AS key"
             )
             claims = [
-                asyncio.create_task(store.claim([want(*keys)]))
+                asyncio.create_task(store.claim(Wants.of([want(*keys)])))
                 for keys in ([b"lapsed"], [b"new"], [b"pair", b"mate"])
             ]
             await asyncio.sleep(2)
@@ -235,8 +240,12 @@ async def test_who_comes_second_is_told_why_although_it_was_not_there_before(
                 f"INSERT INTO {table} VALUES (9e15, 9e15, 0, 1, 0, 'busy', 't', 'g', '', '', ''), "
                 "(9e15, 9e15, 0, 1, 2, 'done', '', 'g', '', 'what', '')"
             )
-            alone = asyncio.create_task(store.claim([want(b"new"), want(b"done"), want(b"busy")]))
-            paired = asyncio.create_task(store.claim([want(b"newer", b"done"), want(b"newest")]))
+            alone = asyncio.create_task(
+                store.claim(Wants.of([want(b"new"), want(b"done"), want(b"busy")]))
+            )
+            paired = asyncio.create_task(
+                store.claim(Wants.of([want(b"newer", b"done"), want(b"newest")]))
+            )
             await asyncio.sleep(0.5)
             assert not alone.done()
             assert not paired.done()
@@ -255,29 +264,31 @@ async def test_nobody_waits_for_a_slow_transaction_that_commits_another_event(
     postgres: Postgres,
 ) -> None:
     async with opened(postgres.url, timeout=timedelta(seconds=20)) as store:
-        await store.claim([want(b"slow")])
+        await store.claim(Wants.of([want(b"slow")]))
         other = await asyncpg.connect(postgres.url)
         async with other.transaction():  # as a sink in the same database does
             await other.execute(f"UPDATE {store.layout.named()} SET fate = 1 WHERE key = 'slow'")
             async with asyncio.timeout(10):
-                answers = await store.claim([want(b"a"), want(b"slow"), want(b"z")])
+                answers = await store.claim(Wants.of([want(b"a"), want(b"slow"), want(b"z")]))
             assert [type(answer) for answer in answers] == [Claim, Busy, Claim]
         await other.close()
 
 
 async def test_a_duplicate_writes_nothing(postgres: Postgres) -> None:
     async with opened(postgres.url) as store:
-        (first,) = await store.claim([want(Part(b"done", b"1"))])
-        await store.commit([done(first)])
-        await store.claim([want(b"held")])
+        (first,) = await store.claim(Wants.of([want(Part(b"done", b"1"))]))
+        await store.commit(Commits.of([done(first)]))
+        await store.claim(Wants.of([want(b"held")]))
         look = f"SELECT ctid, xmin, xmax, * FROM {store.layout.named()} ORDER BY key"
         before = await ask(postgres.url, look)
         answers = await store.claim(
-            [want(Part(b"done", b"1")), want(b"held"), want(Part(b"new", b"1"))]
+            Wants.of([want(Part(b"done", b"1")), want(b"held"), want(Part(b"new", b"1"))])
         )
         assert [type(answer) for answer in answers] == [Duplicate, Busy, Claim]
-        answers = await store.claim([want(Part(b"done", b"2")), want(b"other", b"done")])
-        assert await store.remember([Memory(b"done", fresh(), Fate.DEAD, LONG)]) == [Reply.KNOWN]
+        answers = await store.claim(Wants.of([want(Part(b"done", b"2")), want(b"other", b"done")]))
+        assert await store.remember(Memories.of([Memory(b"done", fresh(), Fate.DEAD, LONG)])) == [
+            Reply.KNOWN
+        ]
         after = await ask(postgres.url, look.replace("ORDER", "WHERE key <> 'new' ORDER"))
         assert after == before
 
@@ -309,12 +320,16 @@ async def test_batches_in_opposite_orders_do_not_wait_for_each_other(postgres: P
                 ]
                 dice.shuffle(held)
                 third = len(held) // 3
-                await store.extend([Extension(h.key, t, 50) for h, t in held])
+                await store.extend(Extensions.of([Extension(h.key, t, 50) for h, t in held]))
                 await store.commit(
-                    [Commit(h.key, h.generation, Fate.DELIVERED, 1) for h, _ in held[:third]]
+                    Commits.of(
+                        [Commit(h.key, h.generation, Fate.DELIVERED, 1) for h, _ in held[:third]]
+                    )
                 )
-                await store.release([Release(h.key, t) for h, t in held[third:]])
-                await store.remember([Memory(key, fresh(), Fate.DEAD, 1) for key in some[:9]])
+                await store.release(Releases.of([Release(h.key, t) for h, t in held[third:]]))
+                await store.remember(
+                    Memories.of([Memory(key, fresh(), Fate.DEAD, 1) for key in some[:9]])
+                )
                 if not dice.randrange(4):
                     await store.forget(some[:9])
                     await store.purge()
@@ -340,12 +355,15 @@ async def gone(postgres: Postgres, store: PostgresStore) -> None:
 async def test_a_batch_is_one_statement_and_no_session_is_changed() -> None:
     with running({"log_statement": "all"}) as server:
         async with opened(server.url, connections=1) as store:
-            await store.claim([want(b"warm"), want(b"up")])
-            await store.commit([Commit(b"warm", b"", Fate.DEAD, 1)])
+            await store.claim(Wants.of([want(b"warm"), want(b"up")]))
+            await store.commit(Commits.of([Commit(b"warm", b"", Fate.DEAD, 1)]))
             log = server.folder / "postgres.log"
             before = len(log.read_text())
-            claims = await store.claim([want(b"%d" % number) for number in range(500)])
-            assert await store.commit([done(claim) for claim in claims]) == [Reply.COMMITTED] * 500
+            claims = await store.claim(Wants.of([want(b"%d" % number) for number in range(500)]))
+            assert (
+                await store.commit(Commits.of([done(claim) for claim in claims]))
+                == [Reply.COMMITTED] * 500
+            )
             told = log.read_text()
         found = [line.split("oncebridge_records_")[1] for line in _statements(told[before:])]
         assert [name.split('"')[0] for name in found] == ["claim", "commit"]
@@ -419,7 +437,7 @@ async def test_a_standby_is_refused_and_the_primary_beside_it_found(own_server: 
         nobody = free_port()
         hosts = ",".join(f"127.0.0.1:{port}" for port in (nobody, copy.port, own_server.port))
         async with opened(f"postgresql://oncebridge@{hosts}/events") as store:
-            (answer,) = await store.claim([want(b"k")])
+            (answer,) = await store.claim(Wants.of([want(b"k")]))
             assert isinstance(answer, Claim)
         away = PostgresStore(
             f"postgresql://oncebridge@127.0.0.1:{nobody},127.0.0.1:{copy.port}/events", options()
@@ -442,7 +460,7 @@ async def test_hosts_that_swallow_everything_do_not_keep_us_from_the_others(
         )
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
-                await store.claim([want(b"k")])
+                await store.claim(Wants.of([want(b"k")]))
         await store.open()
         await store.aclose()
 
@@ -476,7 +494,7 @@ async def test_without_the_rights_it_is_told_which(own_server: Postgres) -> None
             own_server.url, "GRANT UPDATE, DELETE ON ours.oncebridge_records TO guarded", "SELECT 1"
         )
         async with opened(url, schema="ours", auto_migrate=False) as mine:
-            (answer,) = await mine.claim([want(b"k")])
+            (answer,) = await mine.claim(Wants.of([want(b"k")]))
             assert isinstance(answer, Claim)
 
 
@@ -493,10 +511,10 @@ async def test_a_wrong_password_is_told_and_never_shown(own_server: Postgres) ->
 
 async def test_migrating_again_changes_nothing(postgres: Postgres) -> None:
     async with opened(postgres.url) as store:
-        (claim,) = await store.claim([want(b"k")])
+        (claim,) = await store.claim(Wants.of([want(b"k")]))
         assert await store.migrate() == []
         await ask(postgres.url, store.migration_sql(), "SELECT 1")
-        assert await store.commit([done(claim)]) == [Reply.COMMITTED]
+        assert await store.commit(Commits.of([done(claim)])) == [Reply.COMMITTED]
 
 
 async def test_many_may_migrate_at_once(postgres: Postgres) -> None:
@@ -520,7 +538,7 @@ async def test_the_sql_can_be_run_by_hand(postgres: Postgres) -> None:
         capture_output=True,
     )
     await store.open()
-    assert isinstance((await store.claim([want(b"k")]))[0], Claim)
+    assert isinstance((await store.claim(Wants.of([want(b"k")])))[0], Claim)
     await store.aclose()
 
 
@@ -544,7 +562,7 @@ async def test_another_layout_is_refused(postgres: Postgres) -> None:
 
 async def test_functions_that_are_replaced_under_way_are_found_again(postgres: Postgres) -> None:
     async with opened(postgres.url, connections=1) as store:
-        (claim,) = await store.claim([want(b"k")])
+        (claim,) = await store.claim(Wants.of([want(b"k")]))
         commit = store.layout.named("commit")
         await ask(
             postgres.url,
@@ -552,20 +570,20 @@ async def test_functions_that_are_replaced_under_way_are_found_again(postgres: P
             store.migration_sql(),
             "SELECT 1",
         )
-        assert isinstance((await store.claim([want(b"l")]))[0], Claim)
-        assert await store.commit([done(claim)]) == [Reply.COMMITTED]
+        assert isinstance((await store.claim(Wants.of([want(b"l")])))[0], Claim)
+        assert await store.commit(Commits.of([done(claim)])) == [Reply.COMMITTED]
 
 
 async def test_a_function_that_is_gone_is_told(postgres: Postgres) -> None:
     async with opened(postgres.url) as store:
         await ask(postgres.url, f"DROP FUNCTION {store.layout.named('extend')}", "SELECT 1")
         with pytest.raises(StoreError, match="run `oncebridge migrate`"):
-            await store.extend([Extension(b"k", b"t", 1)])
+            await store.extend(Extensions.of([Extension(b"k", b"t", 1)]))
         with pytest.raises(ConfigError, match="run `oncebridge migrate`"):
             await PostgresStore(postgres.url, PostgresOptions(schema=store.layout.schema)).open()
         (done,) = await store.migrate()
         assert done.startswith("updated")
-        assert await store.extend([Extension(b"k", b"t", 1)]) == [Reply.FENCED]
+        assert await store.extend(Extensions.of([Extension(b"k", b"t", 1)])) == [Reply.FENCED]
 
 
 # --- keeping house -------------------------------------------------------------------------
@@ -578,7 +596,7 @@ async def test_the_table_stays_flat_once_the_window_has_passed(postgres: Postgre
         for turn in range(12):
             wants = [want(b"%d/%d" % (turn, number)) for number in range(1000)]
             claims = await store.claim(wants)
-            assert set(await store.commit([done(claim, 3000) for claim in claims])) == {
+            assert set(await store.commit(Commits.of([done(claim, 3000) for claim in claims]))) == {
                 Reply.COMMITTED
             }
             clock.advance(1000)
@@ -599,7 +617,7 @@ async def test_a_commit_touches_no_index(postgres: Postgres) -> None:
     async with opened(postgres.url) as store:
         for turn in range(10):
             wants = [want(b"%d/%d" % (turn, number)) for number in range(100)]
-            await store.commit([done(claim) for claim in await store.claim(wants)])
+            await store.commit(Commits.of([done(claim) for claim in await store.claim(wants)]))
     await gone(postgres, store)
     ((updated, beside),) = await ask(
         postgres.url,
@@ -612,7 +630,9 @@ async def test_a_commit_touches_no_index(postgres: Postgres) -> None:
 async def test_purging_waits_for_nobody(postgres: Postgres) -> None:
     clock = ManualClock()
     async with opened(postgres.url, clock) as store:
-        await store.claim([want(b"a", lease_ms=1, keep_ms=0), want(b"b", lease_ms=1, keep_ms=0)])
+        await store.claim(
+            Wants.of([want(b"a", lease_ms=1, keep_ms=0), want(b"b", lease_ms=1, keep_ms=0)])
+        )
         clock.advance(10)
         other = await asyncpg.connect(postgres.url)
         async with other.transaction():
@@ -627,7 +647,12 @@ async def test_purging_goes_round_the_table_in_steps(postgres: Postgres) -> None
     async with opened(postgres.url, clock) as store:
         for turn in range(3):
             await store.claim(
-                [want(b"%d/%d" % (turn, number), lease_ms=1, keep_ms=0) for number in range(2000)]
+                Wants.of(
+                    [
+                        want(b"%d/%d" % (turn, number), lease_ms=1, keep_ms=0)
+                        for number in range(2000)
+                    ]
+                )
             )
         clock.advance(10)
         removed = [await store.purge(300)]
@@ -650,14 +675,16 @@ async def test_what_was_carried_over_is_recognised(postgres: Postgres) -> None:
         )
         assert await store.load([record]) == [Reply.REMEMBERED]
         asked = [Commit(b"k", generation, Fate.DELIVERED, 1)]
-        assert await store.commit(asked) == [Reply.ALREADY]
-        assert await store.commit([Commit(b"k", b"x" * 16, Fate.DEAD, 1)]) == [Reply.FENCED]
+        assert await store.commit(Commits.of(asked)) == [Reply.ALREADY]
+        assert await store.commit(Commits.of([Commit(b"k", b"x" * 16, Fate.DEAD, 1)])) == [
+            Reply.FENCED
+        ]
 
 
 async def test_a_scan_sees_every_key(postgres: Postgres) -> None:
     keys = [b"", b"\x00", b"k" * 1000, b"k" * 1001, b"k" * 10_000, *(b"%d" % n for n in range(40))]
     async with opened(postgres.url) as store:
-        await store.claim([want(key) for key in keys])
+        await store.claim(Wants.of([want(key) for key in keys]))
         found, place = await store.scan(limit=7)
         while place:
             more, place = await store.scan(place, limit=7)
@@ -670,20 +697,20 @@ async def test_a_scan_sees_every_key(postgres: Postgres) -> None:
 
 async def test_a_restart_is_survived(own_server: Postgres) -> None:
     async with opened(own_server.url) as store:
-        (claim,) = await store.claim([want(b"k")])
+        (claim,) = await store.claim(Wants.of([want(b"k")]))
         own_server.stop()
         with pytest.raises(StoreUnavailable):
-            await store.claim([want(b"l")])
+            await store.claim(Wants.of([want(b"l")]))
         own_server.start()
-        assert await store.commit([done(claim)]) == [Reply.COMMITTED]
+        assert await store.commit(Commits.of([done(claim)])) == [Reply.COMMITTED]
         own_server.kill()
         own_server.start()
-        assert isinstance((await store.claim([want(b"k")]))[0], Duplicate)
+        assert isinstance((await store.claim(Wants.of([want(b"k")])))[0], Duplicate)
 
 
 async def test_a_primary_that_becomes_read_only_is_an_outage(own_server: Postgres) -> None:
     async with opened(own_server.url) as store:
-        await store.claim([want(b"k")])
+        await store.claim(Wants.of([want(b"k")]))
         for state in ("on", "off"):
             await ask(
                 own_server.url,
@@ -696,14 +723,19 @@ async def test_a_primary_that_becomes_read_only_is_an_outage(own_server: Postgre
             )
             if state == "on":
                 with pytest.raises(StoreUnavailable, match="25006"):
-                    await store.claim([want(b"l")])
-        assert isinstance((await store.claim([want(b"l")]))[0], Claim)
+                    await store.claim(Wants.of([want(b"l")]))
+        assert isinstance((await store.claim(Wants.of([want(b"l")])))[0], Claim)
 
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
     url = f"postgresql://someone:hush@127.0.0.1:{free_port()}/db"
     store = PostgresStore(url, options())
-    for call in (store.open, store.migrate, lambda: store.claim([want(b"k")]), store.purge):
+    for call in (
+        store.open,
+        store.migrate,
+        lambda: store.claim(Wants.of([want(b"k")])),
+        store.purge,
+    ):
         with pytest.raises(StoreUnavailable) as caught:
             await call()
         assert "hush" not in str(caught.value)
@@ -713,26 +745,26 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
 @pytest.mark.full
 async def test_a_server_that_is_silent_is_left_in_time(own_server: Postgres) -> None:
     async with opened(own_server.url, timeout=timedelta(seconds=1)) as store:
-        await store.claim([want(b"k")])
+        await store.claim(Wants.of([want(b"k")]))
         own_server.freeze()
         loop = asyncio.get_running_loop()
         for ask_for in (b"l", b"m"):
             began = loop.time()
             with pytest.raises(StoreUnavailable, match="within 1s"):
-                await store.claim([want(ask_for)])
+                await store.claim(Wants.of([want(ask_for)]))
             assert loop.time() - began < 3
         own_server.thaw()
-        assert isinstance((await store.claim([want(b"n")]))[0], Claim)
+        assert isinstance((await store.claim(Wants.of([want(b"n")])))[0], Claim)
 
 
 async def test_a_call_that_is_broken_off_leaves_nothing_behind(postgres: Postgres) -> None:
     async with opened(postgres.url, connections=1) as store:
-        await store.claim([want(b"k", lease_ms=1)])
+        await store.claim(Wants.of([want(b"k", lease_ms=1)]))
         other = await asyncpg.connect(postgres.url)
         await asyncio.sleep(0.05)
         async with other.transaction():
             await other.execute(f"SELECT FROM {store.layout.named()} WHERE key = 'k' FOR UPDATE")
-            waiting = asyncio.create_task(store.claim([want(b"k")]))
+            waiting = asyncio.create_task(store.claim(Wants.of([want(b"k")])))
             blocked = (
                 "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
                 f"AND query LIKE '%{store.layout.schema}%'"
@@ -742,23 +774,23 @@ async def test_a_call_that_is_broken_off_leaves_nothing_behind(postgres: Postgre
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             # The one connection is free again at once, and the server gives the statement up.
-            assert isinstance((await store.claim([want(b"l")]))[0], Claim)
+            assert isinstance((await store.claim(Wants.of([want(b"l")])))[0], Claim)
             await until(postgres.url, blocked, some=False)
-        assert isinstance((await store.claim([want(b"k")]))[0], Claim)
+        assert isinstance((await store.claim(Wants.of([want(b"k")])))[0], Claim)
         await other.close()
 
 
 async def test_what_was_not_reached_has_no_answer(postgres: Postgres) -> None:
     async with opened(postgres.url, timeout=timedelta(seconds=2)) as store:
-        claims = await store.claim([want(b"%04d" % number) for number in range(1200)])
+        claims = await store.claim(Wants.of([want(b"%04d" % number) for number in range(1200)]))
         other = await asyncpg.connect(postgres.url)
         async with other.transaction():
             await other.execute(f"SELECT FROM {store.layout.named()} WHERE key = '0700' FOR UPDATE")
-            answers = await store.commit([done(claim) for claim in claims])
+            answers = await store.commit(Commits.of([done(claim) for claim in claims]))
         assert answers[:500] == [Reply.COMMITTED] * 500
         assert {type(answer) for answer in answers[500:]} == {NoAnswer}
         # The server is asked to give up the second part; the lock may have come free just before.
-        again = await store.commit([done(claim) for claim in claims])
+        again = await store.commit(Commits.of([done(claim) for claim in claims]))
         assert again[:500] == [Reply.ALREADY] * 500
         assert again[500:1000] in ([Reply.ALREADY] * 500, [Reply.COMMITTED] * 500)
         assert again[1000:] == [Reply.COMMITTED] * 200
@@ -777,7 +809,7 @@ async def test_there_are_never_more_connections_than_allowed(postgres: Postgres)
 
         watching = asyncio.create_task(watch())
         for _ in range(10):
-            await asyncio.gather(*(store.claim([want(fresh())]) for _ in range(20)))
+            await asyncio.gather(*(store.claim(Wants.of([want(fresh())])) for _ in range(20)))
         await asyncio.sleep(0.2)
         watching.cancel()
     assert 1 <= most <= 2
@@ -789,10 +821,10 @@ async def test_all_connections_in_use_is_an_outage_not_a_wait_for_ever(postgres:
         held = asyncio.create_task(store.pool.run(lambda _: asyncio.sleep(60), within=minute))
         await asyncio.sleep(0.2)
         with pytest.raises(StoreUnavailable, match="all connections were in use"):
-            await store.claim([want(b"k")])
+            await store.claim(Wants.of([want(b"k")]))
         held.cancel()
         await asyncio.wait([held])
-        assert isinstance((await store.claim([want(b"k")]))[0], Claim)
+        assert isinstance((await store.claim(Wants.of([want(b"k")])))[0], Claim)
 
 
 @pytest.mark.full
@@ -815,7 +847,7 @@ def test_it_may_be_used_on_one_loop_after_another(postgres: Postgres) -> None:
 
     async def use(key: bytes) -> None:
         await store.open()
-        assert isinstance((await store.claim([want(key)]))[0], Claim)
+        assert isinstance((await store.claim(Wants.of([want(key)])))[0], Claim)
 
     asyncio.run(use(b"one"))
     asyncio.run(use(b"two"))
@@ -824,7 +856,7 @@ def test_it_may_be_used_on_one_loop_after_another(postgres: Postgres) -> None:
         await use(b"three")
         await store.aclose()
         with pytest.raises(StoreUnavailable, match="has been closed"):
-            await store.claim([want(b"four")])
+            await store.claim(Wants.of([want(b"four")]))
 
     asyncio.run(close())
     gc.collect()
@@ -840,15 +872,15 @@ async def test_a_unix_socket_is_a_way_in(postgres: Postgres) -> None:
         f"postgresql://oncebridge@/events?host={written}&port={postgres.port}",
     ):
         async with opened(url) as store:
-            assert isinstance((await store.claim([want(b"k")]))[0], Claim)
+            assert isinstance((await store.claim(Wants.of([want(b"k")])))[0], Claim)
 
 
 async def test_a_pooler_that_was_restarted_is_found_again(postgres: Postgres) -> None:
     with bouncing(postgres) as pooler:
         async with opened(pooler.url) as store:
-            (claim,) = await store.claim([want(b"k")])
+            (claim,) = await store.claim(Wants.of([want(b"k")]))
             pooler.restart()
-            assert await store.commit([done(claim)]) == [Reply.COMMITTED]
+            assert await store.commit(Commits.of([done(claim)])) == [Reply.COMMITTED]
 
 
 async def test_statements_are_not_named_behind_a_pooler(
@@ -857,11 +889,11 @@ async def test_statements_are_not_named_behind_a_pooler(
     """Two processes would give the same name to different statements on one connection."""
     named = "SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'oncebridge%'"
     async with opened(postgres.url, connections=1) as store:
-        await store.claim([want(b"k")])
+        await store.claim(Wants.of([want(b"k")]))
         ((count,),) = await store.pool.fetch(named)
         assert count > 0
     async with opened(pgbouncer.url, connections=1) as store:
-        await store.claim([want(b"k")])
+        await store.claim(Wants.of([want(b"k")]))
         ((count,),) = await store.pool.fetch(named)
         assert count == 0
 
@@ -879,7 +911,7 @@ async def test_tls_is_asked_for_in_the_address(postgres: Postgres) -> None:
             ca = f"sslrootcert={TLS / 'ca.pem'}"
             for query in ("sslmode=require", f"sslmode=verify-full&{ca}"):
                 async with opened(f"{pooler.url}?{query}") as store:
-                    assert isinstance((await store.claim([want(b"k")]))[0], Claim)
+                    assert isinstance((await store.claim(Wants.of([want(b"k")])))[0], Claim)
             other = f"sslrootcert={TLS / 'stranger.pem'}"
             told = await refusal(f"{pooler.url}?sslmode=verify-full&{other}")
             assert "its certificate" in told

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import Part
-from oncebridge.stores.api import Busy, Claim, Duplicate, Fate, NoAnswer, Record, Want
+from oncebridge.stores.api import Busy, Claim, Duplicate, Fate, NoAnswer, Record, Want, Wants
 from oncebridge.stores.conditional import ConditionalStore
 from oncebridge.stores.redis.cluster_claims import ClusterBackend
 from oncebridge.stores.redis.scripts import decode_record, encode_record
@@ -83,16 +83,16 @@ def want(number: int, *parts: Part, lease_ms: int = 1000) -> Want:
 async def test_a_hold_ends_by_the_clock_of_its_server(
     servers: Servers, store: ConditionalStore
 ) -> None:
-    (claim,) = await store.claim([want(1)])
+    (claim,) = await store.claim(Wants.of([want(1)]))
     assert isinstance(claim, Claim)
     for key in (A, B):
         record = servers.record(key)
         assert record.until_ms == servers.now(key) + 1000
         assert record.keep_until_ms == servers.now(key) + 6000
     servers.clock.advance(999)
-    assert await store.claim([want(2)]) == [Busy(B, 1)]
+    assert await store.claim(Wants.of([want(2)])) == [Busy(B, 1)]
     servers.clock.advance(1)
-    (taken,) = await store.claim([want(2)])
+    (taken,) = await store.claim(Wants.of([want(2)]))
     assert isinstance(taken, Claim)
     assert [held.attempts for held in taken.held] == [2, 2]
     for key in (A, B):
@@ -103,9 +103,9 @@ async def test_a_hold_ends_by_the_clock_of_its_server(
 async def test_a_claim_sent_again_is_the_same_claim(
     servers: Servers, store: ConditionalStore
 ) -> None:
-    first, before = await store.claim([want(1)]), dict(servers.values)
+    first, before = await store.claim(Wants.of([want(1)])), dict(servers.values)
     servers.clock.advance(5000)
-    (again,) = await store.claim([want(1)])
+    (again,) = await store.claim(Wants.of([want(1)]))
     assert isinstance(again, Claim)
     assert isinstance(first[0], Claim)
     assert again.held == first[0].held
@@ -119,12 +119,12 @@ async def test_what_cannot_be_had_together_is_left_to_the_byte(
     servers.put(A, old)
     servers.full.add(B)
     before = dict(servers.values)
-    (answer,) = await store.claim([want(1)])
+    (answer,) = await store.claim(Wants.of([want(1)]))
     assert isinstance(answer, NoAnswer)
     assert servers.writes == [A, A]  # taken, and given back
     assert servers.values == before
     servers.full.clear()
-    (claim,) = await store.claim([want(1)])
+    (claim,) = await store.claim(Wants.of([want(1)]))
     assert isinstance(claim, Claim)
     assert [(held.attempts, held.memo) for held in claim.held] == [(4, b"old"), (1, b"m")]
 
@@ -138,10 +138,12 @@ async def test_a_window_slides_by_the_clock_of_its_server(
     )
     servers.put(B, done)
     sliding = (Part(A), Part(B, slide_ms=500))
-    assert await store.claim([want(1, *sliding)]) == [Duplicate(B, Fate.DELIVERED, b"first")]
+    assert await store.claim(Wants.of([want(1, *sliding)])) == [
+        Duplicate(B, Fate.DELIVERED, b"first")
+    ]
     pushed = replace(done, until_ms=now + 500, keep_until_ms=now + 500)
     assert servers.record(B) == pushed
     servers.clock.advance(450)
-    await store.claim([want(2, *sliding)])
+    await store.claim(Wants.of([want(2, *sliding)]))
     assert servers.record(B) == replace(done, until_ms=now + 900, keep_until_ms=now + 900)
     assert A not in servers.values

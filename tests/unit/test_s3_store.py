@@ -27,14 +27,19 @@ from oncebridge.stores.api import (
     Busy,
     Claim,
     Commit,
+    Commits,
     Duplicate,
     Extension,
+    Extensions,
     Fate,
+    Memories,
     Memory,
     NoAnswer,
     Release,
+    Releases,
     Reply,
     Want,
+    Wants,
 )
 from oncebridge.stores.record_encoding import decode_record, encode_record
 from oncebridge.stores.s3.store import S3Options, S3Store, _name
@@ -227,12 +232,12 @@ async def test_where_removal_has_no_conditions_nothing_is_removed_without(
     proxy.before = before
     async with made(bucket, proxy) as store:
         proxy.methods()
-        (claim,) = await store.claim([want(b"k")])
-        await store.commit([done(claim)])
+        (claim,) = await store.claim(Wants.of([want(b"k")]))
+        await store.commit(Commits.of([done(claim)]))
         assert await store.forget([b"k"]) == [True]
         assert await store.peek([b"k"]) == [None]
         assert (await store.scan())[0] == []
-        (again,) = await store.claim([want(b"k")])
+        (again,) = await store.claim(Wants.of([want(b"k")]))
         assert isinstance(again, Claim)
         assert again.held[0].attempts == 1
         assert "DELETE" not in proxy.methods()
@@ -301,10 +306,10 @@ async def test_a_bucket_that_keeps_versions_serves_as_well(
     enabled = b"<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>"
     s3_server.ask("PUT", f"/{bucket}?versioning", enabled)
     async with made(bucket, s3_server) as store:
-        (claim,) = await store.claim([want(b"k")])
-        assert await store.commit([done(claim)]) == [Reply.COMMITTED]
+        (claim,) = await store.claim(Wants.of([want(b"k")]))
+        assert await store.commit(Commits.of([done(claim)])) == [Reply.COMMITTED]
         assert await store.forget([b"k"]) == [True]
-        (again,) = await store.claim([want(b"k")])
+        (again,) = await store.claim(Wants.of([want(b"k")]))
         assert isinstance(again, Claim)
 
 
@@ -318,7 +323,7 @@ async def test_who_may_not_look_at_the_bucket_itself_can_still_use_it(
     proxy.before = before
     with caplog.at_level(logging.WARNING, "oncebridge"):
         async with made(bucket, proxy) as store:
-            assert isinstance((await store.claim([want(b"k")]))[0], Claim)
+            assert isinstance((await store.claim(Wants.of([want(b"k")])))[0], Claim)
     assert [record.message for record in caplog.records] == ["oncebridge.s3_expiry_unknown"]
 
 
@@ -357,9 +362,9 @@ async def test_a_clock_that_is_set_meanwhile_is_told_and_put_right(
 
 async def test_a_hold_is_taken_over_only_after_the_margin(s3_server: S3Server, bucket: str) -> None:
     async with made(bucket, s3_server, max_skew=timedelta(seconds=4)) as store:
-        await store.claim([want(b"k", lease_ms=1)])
+        await store.claim(Wants.of([want(b"k", lease_ms=1)]))
         await asyncio.sleep(0.05)
-        (busy,) = await store.claim([want(b"k")])
+        (busy,) = await store.claim(Wants.of([want(b"k")]))
         assert isinstance(busy, Busy)
         assert 0 < busy.left_ms <= 4001
 
@@ -373,7 +378,7 @@ async def test_what_is_slowed_down_has_no_answer_and_the_rest_has(
     slow = b"\x07slow"
     async with made(bucket, proxy) as store:
         proxy.before = refuse(error(503, "SlowDown"), "PUT", when=slow.hex())
-        one, two, three = await store.claim([want(b"a"), want(slow), want(b"b")])
+        one, two, three = await store.claim(Wants.of([want(b"a"), want(slow), want(b"b")]))
         assert (type(one), type(three)) == (Claim, Claim)
         assert isinstance(two, NoAnswer)
         assert "SlowDown" in two.reason
@@ -384,11 +389,11 @@ async def test_a_conflict_just_now_is_looked_at_again(proxy: Meddler, bucket: st
     async with made(bucket, proxy) as store:
         proxy.methods()
         proxy.before = refuse(error(409, "ConditionalRequestConflict"), "PUT", times=1)
-        (claim,) = await store.claim([want(b"k")])
+        (claim,) = await store.claim(Wants.of([want(b"k")]))
         assert isinstance(claim, Claim)
         assert proxy.methods() == ["PUT", "GET", "PUT"]
         proxy.before = refuse(error(409, "ConditionalRequestConflict"), "PUT", times=1)
-        assert await store.commit([done(claim)]) == [Reply.COMMITTED]
+        assert await store.commit(Commits.of([done(claim)])) == [Reply.COMMITTED]
         assert proxy.methods() == ["PUT", "GET", "PUT"]
         proxy.before = refuse(error(409, "ConditionalRequestConflict"), "DELETE", times=1)
         assert await store.forget([b"k"]) == [True]
@@ -397,7 +402,7 @@ async def test_a_conflict_just_now_is_looked_at_again(proxy: Meddler, bucket: st
 async def test_another_conflict_is_no_answer(proxy: Meddler, bucket: str) -> None:
     async with made(bucket, proxy) as store:
         proxy.before = refuse(error(409, "OperationAborted"), "PUT")
-        (answer,) = await store.claim([want(b"k")])
+        (answer,) = await store.claim(Wants.of([want(b"k")]))
         assert isinstance(answer, NoAnswer)
 
 
@@ -417,9 +422,9 @@ async def test_a_claim_whose_answer_was_lost_is_known_as_our_own(
     async with made(bucket, proxy) as store:
         proxy.after = _swallow("PUT")
         asked = want(b"k")
-        (lost,) = await store.claim([asked])
+        (lost,) = await store.claim(Wants.of([asked]))
         assert isinstance(lost, NoAnswer)
-        (claim,) = await store.claim([asked])
+        (claim,) = await store.claim(Wants.of([asked]))
         assert isinstance(claim, Claim)
         assert (claim.token, claim.held[0].attempts) == (asked.token, 1)
 
@@ -438,33 +443,33 @@ async def test_a_claim_of_parts_whose_answer_was_lost_is_known_as_our_own(
                 return None if asked.method == "PUT" and next(puts) == lost else told
 
             proxy.after = after
-            (answer,) = await store.claim([asked])
+            (answer,) = await store.claim(Wants.of([asked]))
             assert isinstance(answer, NoAnswer)
-            (claim,) = await store.claim([asked])
+            (claim,) = await store.claim(Wants.of([asked]))
             assert isinstance(claim, Claim)
             assert [held.attempts for held in claim.held] == [1, 1]
 
 
 async def test_what_else_was_done_and_not_answered_is_done(proxy: Meddler, bucket: str) -> None:
     async with made(bucket, proxy) as store:
-        (claim,) = await store.claim([want(b"k")])
+        (claim,) = await store.claim(Wants.of([want(b"k")]))
         assert isinstance(claim, Claim)
         proxy.after = _swallow("PUT")
         extension = Extension(b"k", claim.token, 60_000)
-        assert type((await store.extend([extension]))[0]) is NoAnswer
-        assert await store.extend([extension]) == [Reply.EXTENDED]
+        assert type((await store.extend(Extensions.of([extension])))[0]) is NoAnswer
+        assert await store.extend(Extensions.of([extension])) == [Reply.EXTENDED]
         proxy.after = _swallow("PUT")
-        assert type((await store.commit([done(claim)]))[0]) is NoAnswer
-        assert await store.commit([done(claim)]) == [Reply.ALREADY]
-        (other,) = await store.claim([want(b"l")])
+        assert type((await store.commit(Commits.of([done(claim)])))[0]) is NoAnswer
+        assert await store.commit(Commits.of([done(claim)])) == [Reply.ALREADY]
+        (other,) = await store.claim(Wants.of([want(b"l")]))
         assert isinstance(other, Claim)
         proxy.after = _swallow("PUT")
-        assert type((await store.release([Release(b"l", other.token)]))[0]) is NoAnswer
-        assert await store.release([Release(b"l", other.token)]) == [Reply.FENCED]
+        assert type((await store.release(Releases.of([Release(b"l", other.token)])))[0]) is NoAnswer
+        assert await store.release(Releases.of([Release(b"l", other.token)])) == [Reply.FENCED]
         proxy.after = _swallow("PUT")
         memory = Memory(b"m", b"g" * 16, Fate.DELIVERED, 60_000)
-        assert type((await store.remember([memory]))[0]) is NoAnswer
-        assert await store.remember([memory]) == [Reply.KNOWN]
+        assert type((await store.remember(Memories.of([memory])))[0]) is NoAnswer
+        assert await store.remember(Memories.of([memory])) == [Reply.KNOWN]
         proxy.after = _swallow("DELETE")
         await store.forget([b"m"])
         assert await store.peek([b"m"]) == [None]
@@ -477,13 +482,13 @@ async def test_every_call_ends_in_time_and_later_ones_work(
     server.process.start()
     try:
         async with made(server.bucket(), server) as store:
-            (claim,) = await store.claim([want(b"k")])
+            (claim,) = await store.claim(Wants.of([want(b"k")]))
             store._client._timeout_s = 1.0
             server.process.freeze()
             start = time.monotonic()
-            answers = await store.claim([want(b"a%d" % number) for number in range(200)])
+            answers = await store.claim(Wants.of([want(b"a%d" % number) for number in range(200)]))
             assert {type(answer) for answer in answers} == {NoAnswer}
-            assert type((await store.commit([done(claim)]))[0]) is NoAnswer
+            assert type((await store.commit(Commits.of([done(claim)])))[0]) is NoAnswer
             with pytest.raises(StoreUnavailable):
                 await store.peek([b"k"])
             with pytest.raises(StoreUnavailable):
@@ -491,9 +496,9 @@ async def test_every_call_ends_in_time_and_later_ones_work(
             assert time.monotonic() - start < 4 * (1 + 1)
             server.process.thaw()
             store._client._timeout_s = 5.0
-            (answer,) = await store.commit([done(claim)])
+            (answer,) = await store.commit(Commits.of([done(claim)]))
             while isinstance(answer, NoAnswer):  # it still has a heap of requests to look at
-                (answer,) = await store.commit([done(claim)])
+                (answer,) = await store.commit(Commits.of([done(claim)]))
             assert answer in (Reply.COMMITTED, Reply.ALREADY)
     finally:
         server.process.kill()
@@ -507,12 +512,12 @@ async def test_a_server_that_was_away_is_found_again(
     try:
         bucket = server.bucket()
         async with made(bucket, server) as store:
-            await store.claim([want(b"k")])
+            await store.claim(Wants.of([want(b"k")]))
             server.process.kill()
-            assert type((await store.claim([want(b"l")]))[0]) is NoAnswer
+            assert type((await store.claim(Wants.of([want(b"l")])))[0]) is NoAnswer
             server.process.start()
             server.ask("PUT", f"/{bucket}")
-            assert type((await store.claim([want(b"m")]))[0]) is Claim
+            assert type((await store.claim(Wants.of([want(b"m")])))[0]) is Claim
     finally:
         server.process.kill()
 
@@ -523,7 +528,7 @@ async def test_an_object_that_is_no_record_stops_only_its_own_key(
     async with made(bucket, s3_server) as store:
         for key, body in ((b"new", b"\xff later"), (b"torn", b"\x01\x9a\x00"), (b"none", b"")):
             s3_server.ask("PUT", f"/{bucket}/records/{key.hex()}", body)
-            bad, good = await store.claim([want(key), want(b"good " + key)])
+            bad, good = await store.claim(Wants.of([want(key), want(b"good " + key)]))
             assert isinstance(bad, NoAnswer)
             assert isinstance(good, Claim)
             with pytest.raises(StoreUnavailable):
@@ -538,7 +543,7 @@ async def test_objects_of_others_under_the_prefix_are_left_alone(
     clock = ManualClock()
     options = S3Options(endpoint=s3_server.endpoint, expiry="sweep")
     async with S3Store(bucket, "records", options=options, clock=clock) as store:
-        await store.remember([Memory(b"k", b"g" * 16, Fate.DELIVERED, 1000)])
+        await store.remember(Memories.of([Memory(b"k", b"g" * 16, Fate.DELIVERED, 1000)]))
         assert [record.key for record in (await store.scan())[0]] == [b"k"]
         clock.advance(2000)
         assert await store.purge() == 1
@@ -574,7 +579,9 @@ async def test_a_list_is_understood_in_every_way_xml_can_write_it(
 
     keys = [b"one", b"two", b"three"]
     async with made(bucket, proxy) as store:
-        await store.remember([Memory(key, b"g" * 16, Fate.DELIVERED, 60_000) for key in keys])
+        await store.remember(
+            Memories.of([Memory(key, b"g" * 16, Fate.DELIVERED, 60_000) for key in keys])
+        )
         proxy.after = after
         found, place = await store.scan(limit=2)
         while place:
@@ -587,7 +594,7 @@ async def test_a_scan_passes_names_that_xml_cannot_hold(s3_server: S3Server, buc
     for name in ("a%01b", "a%20+%26%3C", "a%2Bb%25", "%C3%A4"):
         assert s3_server.ask("PUT", f"/{bucket}/records/{name}", b"theirs")[0] == 200
     async with made(bucket, s3_server) as store:
-        await store.remember([Memory(b"\xff", b"g" * 16, Fate.DELIVERED, 60_000)])
+        await store.remember(Memories.of([Memory(b"\xff", b"g" * 16, Fate.DELIVERED, 60_000)]))
         found, place = await store.scan(limit=1)
         looks = 1
         while place:
@@ -632,7 +639,7 @@ async def test_an_answer_that_is_something_else_is_no_answer(
     """Whatever it is, nothing is taken from it, and nothing written because of it."""
     page = Told(200, {"content-type": "text/html"}, body)
     async with made(bucket, proxy) as store:
-        await store.remember([Memory(b"k", b"g" * 16, Fate.DELIVERED, 60_000)])
+        await store.remember(Memories.of([Memory(b"k", b"g" * 16, Fate.DELIVERED, 60_000)]))
         proxy.before = lambda asked: page if "list-type=2" in asked.path else None
         with pytest.raises(StoreUnavailable, match="the response"):
             await store.scan()
@@ -658,7 +665,7 @@ async def test_stores_under_other_prefixes_do_not_meet(s3_server: S3Server, buck
         S3Store(bucket, options=options) as three,
     ):
         for store in (one, two, three):
-            assert isinstance((await store.claim([want(b"k")]))[0], Claim)
+            assert isinstance((await store.claim(Wants.of([want(b"k")])))[0], Claim)
             assert [record.key for record in (await store.scan())[0]] == [b"k"]
 
 
@@ -681,7 +688,7 @@ async def test_no_more_requests_are_under_way_than_allowed(proxy: Meddler, bucke
 
     async with made(bucket, proxy, connections=5) as store:
         proxy.before, proxy.after = before, after
-        answers = await store.claim([want(b"a%d" % number) for number in range(40)])
+        answers = await store.claim(Wants.of([want(b"a%d" % number) for number in range(40)]))
     assert {type(answer) for answer in answers} == {Claim}
     assert most == 5
 
@@ -709,10 +716,10 @@ async def test_how_many_requests_an_event_takes(
     proxy: Meddler, bucket: str, look_first: str, new: dict[str, int], repeat: dict[str, int]
 ) -> None:
     async with counting(proxy, bucket, look_first=look_first) as (store, requests):
-        (claim,) = await store.claim([want(b"k")])
-        await store.commit([done(claim)])
+        (claim,) = await store.claim(Wants.of([want(b"k")]))
+        await store.commit(Commits.of([done(claim)]))
         assert requests() == new
-        (again,) = await store.claim([want(b"k")])
+        (again,) = await store.claim(Wants.of([want(b"k")]))
         assert isinstance(again, Duplicate)
         assert requests() == repeat
 
@@ -722,14 +729,14 @@ async def test_a_claim_looks_first_as_long_as_there_are_many_repeats(
 ) -> None:
     async with counting(proxy, bucket, look_first="auto", connections=4) as (store, requests):
         for number in range(3):
-            await store.claim([want(b"%d new %d" % (number, at)) for at in range(60)])
+            await store.claim(Wants.of([want(b"%d new %d" % (number, at)) for at in range(60)]))
         requests()
-        await store.claim([want(b"one more")])
+        await store.claim(Wants.of([want(b"one more")]))
         assert requests() == {"PUT": 1}
         for _ in range(2):
-            await store.claim([want(b"%d new %d" % (0, at)) for at in range(60)])
+            await store.claim(Wants.of([want(b"%d new %d" % (0, at)) for at in range(60)]))
         requests()
-        (busy,) = await store.claim([want(b"0 new 0")])
+        (busy,) = await store.claim(Wants.of([want(b"0 new 0")]))
         assert isinstance(busy, Busy)
         assert requests() == {"GET": 1}
 
@@ -739,9 +746,9 @@ async def test_what_could_not_be_read_first_has_no_answer(
     proxy: Meddler, bucket: str, look_first: str
 ) -> None:
     async with made(bucket, proxy, look_first=look_first) as store:
-        await store.claim([want(b"a"), want(b"b")])
+        await store.claim(Wants.of([want(b"a"), want(b"b")]))
         proxy.before = refuse(error(503, "SlowDown"), "GET", when=b"b".hex())
-        one, two, three = await store.claim([want(b"a"), want(b"b"), want(b"c")])
+        one, two, three = await store.claim(Wants.of([want(b"a"), want(b"b"), want(b"c")]))
         assert (type(one), type(two), type(three)) == (Busy, NoAnswer, Claim)
 
 
@@ -760,7 +767,7 @@ async def test_sweeping_removes_nothing_that_was_changed_meanwhile(
     options = S3Options(endpoint=proxy.endpoint, expiry="sweep", look_first="never")
     async with S3Store(bucket, options=options, clock=clock) as store:
         keys = [b"%d" % number for number in range(10)]
-        await store.claim([want(key, lease_ms=10, keep_ms=10) for key in keys])
+        await store.claim(Wants.of([want(key, lease_ms=10, keep_ms=10) for key in keys]))
         clock.advance(1000)
         path = f"/{bucket}/{keys[3].hex()}"
 
@@ -904,7 +911,9 @@ async def test_what_must_stay_longer_than_the_rule_is_too_large_for_it(
     async with store:
         await pauses.pause(store, ["orders"], SystemDice())
         assert await pauses.paused(store, ["orders"]) == [True]
-        await store.remember([Memory(b"short", b"g" * 16, Fate.DELIVERED, 6 * _DAY_MS)])
+        await store.remember(
+            Memories.of([Memory(b"short", b"g" * 16, Fate.DELIVERED, 6 * _DAY_MS)])
+        )
         (paused,) = [r for r in (await store.scan())[0] if r.key != b"short"]
         sizes = {
             key: len(s3_server.ask("GET", f"/{bucket}/records/{key.hex()}")[1])
@@ -926,7 +935,7 @@ async def test_a_window_that_is_longer_than_the_rule_is_told_once(
         with caplog.at_level(logging.WARNING, "oncebridge"):
             for number in range(3):
                 memory = Memory(b"%d" % number, b"g" * 16, Fate.DELIVERED, 14 * _DAY_MS)
-                assert await store.remember([memory]) == [Reply.REMEMBERED]
+                assert await store.remember(Memories.of([memory])) == [Reply.REMEMBERED]
     assert [record.message for record in caplog.records] == ["oncebridge.s3_window_outlives_rule"]
 
 

@@ -17,7 +17,7 @@ from tests.servers.small_disk import KINDS, small_disk
 from oncebridge import ConfigError, StoreError, StoreUnavailable
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
 from oncebridge.events.key import Part
-from oncebridge.stores.api import Claim, Commit, Duplicate, Fate, Want
+from oncebridge.stores.api import Claim, Commit, Commits, Duplicate, Fate, Want, Wants
 from oncebridge.stores.sqlite import database as sqlite_file
 from oncebridge.stores.sqlite.database import (
     Disk,
@@ -42,9 +42,11 @@ def want(n):
 
 
 async def deliver(store, *numbers):
-    answers = await store.claim([want(n) for n in numbers])
+    answers = await store.claim(Wants.of([want(n) for n in numbers]))
     held = [answer.held[0] for answer in answers if isinstance(answer, Claim)]
-    await store.commit([Commit(h.key, h.generation, Fate.DELIVERED, WINDOW_MS) for h in held])
+    await store.commit(
+        Commits.of([Commit(h.key, h.generation, Fate.DELIVERED, WINDOW_MS) for h in held])
+    )
     return len(held)
 
 
@@ -175,7 +177,7 @@ async def test_a_damaged_database(tmp_path):
     path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
     store = SQLiteStore(path)
     with pytest.raises(StoreError, match=r"seen\.db"):
-        await store.claim([want(n) for n in range(2000)])
+        await store.claim(Wants.of([want(n) for n in range(2000)]))
     await store.aclose()
 
 
@@ -322,7 +324,7 @@ async def test_closing_is_safe_to_repeat_and_final(tmp_path):
     await store.aclose()
     await store.aclose()
     with pytest.raises(StoreError, match="has been closed"):
-        await store.claim([want(1)])
+        await store.claim(Wants.of([want(1)]))
     assert not (tmp_path / "seen.db").exists()
 
 
@@ -332,7 +334,7 @@ async def test_a_file_that_is_locked_is_worth_trying_again(tmp_path):
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreUnavailable, match="locked"):
-            await store.claim([want(1)])
+            await store.claim(Wants.of([want(1)]))
         other.execute("ROLLBACK")
         other.close()
         assert await deliver(store, 1) == 1
@@ -343,9 +345,9 @@ async def test_a_full_disk_is_worth_trying_again_and_loses_nothing(tmp_path):
         assert await deliver(store, *range(10)) == 10
         await store._file.run(lambda db: db.execute("PRAGMA max_page_count = 1").fetchall())
         with pytest.raises(StoreUnavailable, match="full"):
-            await store.claim([want(n) for n in range(10, 1000)])
+            await store.claim(Wants.of([want(n) for n in range(10, 1000)]))
         await store._file.run(lambda db: db.execute("PRAGMA max_page_count = 100000").fetchall())
-        answers = await store.claim([want(n) for n in range(10)])
+        answers = await store.claim(Wants.of([want(n) for n in range(10)]))
         assert all(isinstance(answer, Duplicate) for answer in answers)
         assert await deliver(store, *range(10, 1000)) == 990
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from oncebridge.base.clock import Dice
 from oncebridge.errors import StoreError
 from oncebridge.events.key import Part, make_key
-from oncebridge.stores.api import Busy, Claim, Claims, Release, Store, Want
+from oncebridge.stores.api import Busy, Claim, Claims, Release, Releases, Store, Want, Wants
 
 _LEASE_MS: Final = 5000
 _PAUSES_S: Final = (0.02, 0.1, 0.3)
@@ -60,21 +60,25 @@ async def count_copies(
             for key in left
         ]
         try:
-            answers = await store.claim(wants)
+            answers = await store.claim(Wants.of(wants))
             await store.release(
-                [
-                    Release(
-                        claim.held[0].key,
-                        claim.token,
-                        keep_ms=keep_ms,
-                        memo=_write(
-                            Copies(Copies.read(claim.held[0].memo).count + left[key], claim.now_ms)
-                        ),
-                        unsent=True,
-                    )
-                    for key, claim in zip(left, answers, strict=True)
-                    if isinstance(claim, Claim)
-                ]
+                Releases.of(
+                    [
+                        Release(
+                            claim.held[0].key,
+                            claim.token,
+                            keep_ms=keep_ms,
+                            memo=_write(
+                                Copies(
+                                    Copies.read(claim.held[0].memo).count + left[key], claim.now_ms
+                                )
+                            ),
+                            unsent=True,
+                        )
+                        for key, claim in zip(left, answers, strict=True)
+                        if isinstance(claim, Claim)
+                    ]
+                )
             )
         except StoreError:
             return

@@ -20,7 +20,17 @@ from msgspec.structs import replace
 from oncebridge.base.clock import Dice, wait_until_set
 from oncebridge.engine.counters import Books
 from oncebridge.engine.verdict import First
-from oncebridge.stores.api import Claims, Commit, Memory, NoAnswer, Release, rounds
+from oncebridge.stores.api import (
+    Claims,
+    Commit,
+    Commits,
+    Memories,
+    Memory,
+    NoAnswer,
+    Release,
+    Releases,
+    rounds,
+)
 
 _MOST = 100_000
 _CHUNK = 500
@@ -164,10 +174,19 @@ class Backlog:
         due = [(write, write.due(now)) for write in pending_writes]
         self._remove([write for write, asked in due if asked is None])
         try:
-            await self._ask(self._store.commit, [p for p in due if isinstance(p[1], Commit)])
+            await self._ask(
+                lambda rows: self._store.commit(Commits.of(rows)),
+                [p for p in due if isinstance(p[1], Commit)],
+            )
             # Before memories: a memory is refused while its key is claimed.
-            await self._ask(self._store.release, [p for p in due if isinstance(p[1], Release)])
-            await self._ask(self._store.remember, [p for p in due if isinstance(p[1], Memory)])
+            await self._ask(
+                lambda rows: self._store.release(Releases.of(rows)),
+                [p for p in due if isinstance(p[1], Release)],
+            )
+            await self._ask(
+                lambda rows: self._store.remember(Memories.of(rows)),
+                [p for p in due if isinstance(p[1], Memory)],
+            )
         except Exception:  # noqa: BLE001 - also a bug in a store: the writes stay pending
             self._books.store_errors += 1
             return False

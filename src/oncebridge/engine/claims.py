@@ -20,12 +20,16 @@ from oncebridge.stores.api import (
     Claims,
     Commit,
     CommitAnswer,
+    Commits,
+    Memories,
     Memory,
     NoAnswer,
     Release,
     ReleaseAnswer,
+    Releases,
     Reply,
     Want,
+    Wants,
     rounds,
 )
 
@@ -140,12 +144,17 @@ class RetryingStore:
         self._books = books
         self._dice = dice
         self._claims: CallBatcher[Want, ClaimAnswer] = CallBatcher(
-            store.claim, keys_of=lambda want: [part.key for part in want.parts]
+            lambda wants: self._claim_rows(store, wants),
+            keys_of=lambda want: [part.key for part in want.parts],
         )
         self._commits: CallBatcher[Commit, CommitAnswer] = CallBatcher(
-            store.commit, keys_of=lambda commit: [commit.key]
+            lambda commits: store.commit(Commits.of(commits)), keys_of=lambda commit: [commit.key]
         )
         self.backlog = Backlog(store, books, dice)
+
+    @staticmethod
+    async def _claim_rows(store: Claims, wants: Sequence[Want]) -> Sequence[ClaimAnswer]:
+        return [*await store.claim(Wants.of(wants))]
 
     async def claim(self, wants: Sequence[Want]) -> Sequence[ClaimAnswer]:
         """
@@ -252,7 +261,7 @@ class RetryingStore:
             return ()
         answers: Sequence[ReleaseAnswer]
         try:
-            answers = await self._store.release(releases)
+            answers = await self._store.release(Releases.of(releases))
         except StoreError as error:
             self._books.store_errors += 1
             answers = [NoAnswer(str(error))] * len(releases)
@@ -267,7 +276,7 @@ class RetryingStore:
             return
         try:
             # Two duplicates may have the same further tier; one record is enough.
-            await self._store.remember(rounds(memories, lambda memory: memory.key)[0])
+            await self._store.remember(Memories.of(rounds(memories, lambda memory: memory.key)[0]))
         except StoreError:
             self._books.store_errors += 1
 

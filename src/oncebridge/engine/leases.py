@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from oncebridge.engine.counters import Books
 from oncebridge.errors import StoreError
-from oncebridge.stores.api import Claim, Claims, Extension, Reply, rounds
+from oncebridge.stores.api import Claim, Claims, Extension, Extensions, Reply, rounds
 
 
 class Lease(Struct, eq=False):
@@ -87,10 +87,12 @@ class Leases:
     async def _extend(self, asked: list[tuple[Lease, bytes]]) -> None:
         before = asyncio.get_running_loop().time()
         answers = await self._store.extend(
-            [
-                Extension(key, lease.token, self._next_lease_ms(lease, before))
-                for lease, key in asked
-            ]
+            Extensions.of(
+                [
+                    Extension(key, lease.token, self._next_lease_ms(lease, before))
+                    for lease, key in asked
+                ]
+            )
         )
         unanswered = set()
         for (lease, _), answer in zip(asked, answers, strict=True):

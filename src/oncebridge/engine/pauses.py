@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from oncebridge.base.clock import Dice
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import make_key
-from oncebridge.stores.api import Fate, Memory, NoAnswer, Store
+from oncebridge.stores.api import Fate, Memories, Memory, NoAnswer, Store
 
 _FOR_EVER_MS = 10 * 365 * 24 * 3600 * 1000
 
@@ -23,10 +23,12 @@ async def pause(store: Store, routes: Sequence[str], dice: Dice) -> None:
     """Pause *routes* for all workers, until `resume`."""
     tokens = dice.tokens(len(routes))
     answers = await store.remember(
-        [
-            Memory(_key(route), token, Fate.DROPPED, _FOR_EVER_MS, b"", b"")
-            for route, token in zip(routes, tokens, strict=True)
-        ]
+        Memories.of(
+            [
+                Memory(_key(route), token, Fate.DROPPED, _FOR_EVER_MS, b"", b"")
+                for route, token in zip(routes, tokens, strict=True)
+            ]
+        )
     )
     for answer in answers:
         if isinstance(answer, NoAnswer):

@@ -6,22 +6,22 @@ from typing import TypeVar
 
 from oncebridge.engine.hooks import RoundTrip, TripHook, call_hooks
 from oncebridge.stores.api import (
-    ClaimAnswer,
+    ClaimAnswers,
     Claims,
-    Commit,
     CommitAnswer,
+    Commits,
     ExtendAnswer,
-    Extension,
-    Memory,
+    Extensions,
+    Memories,
     NoAnswer,
-    Release,
     ReleaseAnswer,
+    Releases,
     RememberAnswer,
-    Want,
+    Wants,
 )
 
-_Asked = TypeVar("_Asked")
-_Answered = TypeVar("_Answered")
+_Asked = TypeVar("_Asked", Wants, Commits, Releases, Extensions, Memories)
+_Answered = TypeVar("_Answered", bound="ClaimAnswers | Sequence[object]")
 
 
 class TimedStore:
@@ -32,33 +32,31 @@ class TimedStore:
         self._route = route
         self._hooks = tuple(hooks)
 
-    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+    async def claim(self, wants: Wants) -> ClaimAnswers:
         return await self._timed("claim", self._store.claim, wants)
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+    async def commit(self, commits: Commits) -> list[CommitAnswer]:
         return await self._timed("commit", self._store.commit, commits)
 
-    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+    async def release(self, releases: Releases) -> list[ReleaseAnswer]:
         return await self._timed("release", self._store.release, releases)
 
-    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
+    async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
         return await self._timed("extend", self._store.extend, extensions)
 
-    async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
+    async def remember(self, memories: Memories) -> list[RememberAnswer]:
         return await self._timed("remember", self._store.remember, memories)
 
     async def _timed(
-        self,
-        call: str,
-        ask: Callable[[Sequence[_Asked]], Awaitable[list[_Answered]]],
-        asked: Sequence[_Asked],
-    ) -> list[_Answered]:
+        self, call: str, ask: Callable[[_Asked], Awaitable[_Answered]], asked: _Asked
+    ) -> _Answered:
         now_s = asyncio.get_running_loop().time
         before = now_s()
         is_answered = False
         try:
             answers = await ask(asked)
-            is_answered = any(type(answer) is not NoAnswer for answer in answers)
+            each = answers.each if isinstance(answers, ClaimAnswers) else answers
+            is_answered = any(type(answer) is not NoAnswer for answer in each)
         finally:
             took_s = now_s() - before
             trip = RoundTrip(self._route, "store", call, len(asked), took_s, is_answered)

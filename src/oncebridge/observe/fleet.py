@@ -48,9 +48,11 @@ from oncebridge.stores.api import (
     NoAnswer,
     Record,
     Release,
+    Releases,
     Reply,
     Store,
     Want,
+    Wants,
 )
 
 GONE_AFTER_MS: Final = 10 * 60 * 1000
@@ -516,14 +518,14 @@ class FleetMember:
             elif record is None or (its is not None and its.is_over(now_ms)):
                 over[life.key] = life
         if over:
-            answers = await self._store.claim([self._want(key) for key in over])
+            answers = await self._store.claim(Wants.of([self._want(key) for key in over]))
             held = {k: a for k, a in zip(over, answers, strict=True) if isinstance(a, Claim)}
             after = {key: _closed(over[key], claim) for key, claim in held.items()}
             releases = [
                 _release(key, claim, _write(its) if (its := after[key]) is not None else None)
                 for key, claim in held.items()
             ]
-            replies = await self._store.release(releases) if releases else []
+            replies = await self._store.release(Releases.of(releases)) if releases else []
             for release, reply in zip(releases, replies, strict=True):
                 its = after[release.key]
                 if its is not None and reply is Reply.RELEASED:
@@ -542,7 +544,7 @@ class FleetMember:
         now_s = asyncio.get_running_loop().time
         ends, tries = now_s() + patience_s, 0
         while True:
-            (answer,) = await self._store.claim([self._want(key)])
+            (answer,) = await self._store.claim(Wants.of([self._want(key)]))
             if isinstance(answer, Claim):
                 return answer
             if not isinstance(answer, Busy):
@@ -560,7 +562,7 @@ class FleetMember:
 
     async def _release(self, key: bytes, claim: Claim, memo: bytes | None) -> bool:
         """Release a record with *memo*; return False if another worker had claimed it."""
-        (reply,) = await self._store.release([_release(key, claim, memo)])
+        (reply,) = await self._store.release(Releases.of([_release(key, claim, memo)]))
         if isinstance(reply, NoAnswer):
             raise StoreUnavailable(reply.reason)
         return reply is Reply.RELEASED

@@ -37,7 +37,7 @@ from oncebridge.observe.history import (
 from oncebridge.observe.history_rows import RowMask, row_of, row_of_refused
 from oncebridge.observe.masking import Mask
 from oncebridge.observe.sampling import Sampler
-from oncebridge.stores.api import Claim, Release, Reply, Store, Want
+from oncebridge.stores.api import Claim, Release, Releases, Reply, Store, Want, Wants
 
 MOST_ROWS: Final = 512
 MOST_BYTES: Final = 160 << 10
@@ -307,14 +307,14 @@ class HistoryWriter:
             key: max(sheet.first_ms + sheet.keep_ms - now_ms, 1) for key, sheet in sheets.items()
         }
         wants = [Want((Part(key),), *self._hold(key), _LEASE_MS, keeps[key]) for key in sheets]
-        answers = await self._store.claim(wants)
+        answers = await self._store.claim(Wants.of(wants))
         releases = [
             Release(key, answer.token, 0, keeps[key], sheets[key].write(), unsent=True)
             for key, answer in zip(sheets, answers, strict=True)
             if isinstance(answer, Claim)
         ]
         fenced: set[bytes] = set()
-        replies = await self._store.release(releases) if releases else []
+        replies = await self._store.release(Releases.of(releases)) if releases else []
         for release, reply in zip(releases, replies, strict=True):
             if reply is Reply.RELEASED or reply is Reply.FENCED:
                 # A token is reused until it is known to be invalid, so that a claim that was

@@ -32,7 +32,17 @@ from oncebridge.base.formatting import iso_time
 from oncebridge.base.private_files import open_private, sync_directory
 from oncebridge.errors import ConfigError, StoreUnavailable
 from oncebridge.events.key import Part, make_key
-from oncebridge.stores.api import Claim, NoAnswer, Record, Release, Reply, Store, Want
+from oncebridge.stores.api import (
+    Claim,
+    NoAnswer,
+    Record,
+    Release,
+    Releases,
+    Reply,
+    Store,
+    Want,
+    Wants,
+)
 
 _log = logging.getLogger("oncebridge")
 MOST_ACTS: Final = 20
@@ -200,13 +210,13 @@ class StoreOperatorLog:
 
     async def _round(self, left: dict[bytes, OperatorAction]) -> str:
         """Write what can be written now, and return why the rest cannot."""
-        answers = dict(zip(left, await self._store.claim(self._wants(left)), strict=True))
+        answers = dict(zip(left, await self._store.claim(Wants.of(self._wants(left))), strict=True))
         releases = [
             _release(name, answer, left[name])
             for name, answer in answers.items()
             if isinstance(answer, Claim)
         ]
-        replies = await self._store.release(releases) if releases else []
+        replies = await self._store.release(Releases.of(releases)) if releases else []
         for release, reply in zip(releases, replies, strict=True):
             if reply is Reply.RELEASED:
                 del left[release.key]

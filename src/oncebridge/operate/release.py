@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from oncebridge.errors import StoreUnavailable
 from oncebridge.operate.explain.expected_verdict import RecordStatus
-from oncebridge.stores.api import NoAnswer, Release, Reply, Store
+from oncebridge.stores.api import NoAnswer, Release, Releases, Reply, Store
 
 
 class Released(Struct, frozen=True):
@@ -69,7 +69,7 @@ async def release(
             _release_request(standing, is_entity_state=standing.key in entities)
             for standing in held
         ]
-        for one, answer in zip(asked, await store.release(asked), strict=True):
+        for one, answer in zip(asked, await store.release(Releases.of(asked)), strict=True):
             if isinstance(answer, NoAnswer):
                 raise StoreUnavailable(answer.reason)
             if answer is Reply.RELEASED:

@@ -13,7 +13,18 @@ from msgspec import Struct
 from oncebridge.base.clock import Dice
 from oncebridge.errors import OncebridgeError, StoreUnavailable
 from oncebridge.events.key import Part, make_key
-from oncebridge.stores.api import Claim, Extension, NoAnswer, Release, Reply, Store, Want
+from oncebridge.stores.api import (
+    Claim,
+    Extension,
+    Extensions,
+    NoAnswer,
+    Release,
+    Releases,
+    Reply,
+    Store,
+    Want,
+    Wants,
+)
 
 _NAMESPACE = "checkpoint"
 
@@ -73,7 +84,7 @@ class Checkpoint:
         self._asked = self._asked or self._dice.tokens(2)
         token, generation = self._asked
         want = Want((Part(self.key),), token, generation, self._lease_ms, self._keep_ms, b"")
-        (answer,) = await self._store.claim([want])
+        (answer,) = await self._store.claim(Wants.of([want]))
         match answer:
             case Claim():
                 self._token, self._asked = token, []
@@ -88,7 +99,7 @@ class Checkpoint:
     async def extend(self) -> None:
         """Extend the claim; raise `CheckpointTaken` if another worker has taken over."""
         extension = Extension(self.key, self._token, self._lease_ms)
-        (answer,) = await self._store.extend([extension])
+        (answer,) = await self._store.extend(Extensions.of([extension]))
         if isinstance(answer, NoAnswer):
             raise StoreUnavailable(answer.reason)
         if answer is not Reply.EXTENDED:
@@ -116,7 +127,7 @@ class Checkpoint:
     async def _release(self, place: bytes) -> bool:
         """Return True if the claim was still ours."""
         release = Release(self.key, self._token, 0, self._keep_ms, place, unsent=True)
-        (answer,) = await self._store.release([release])
+        (answer,) = await self._store.release(Releases.of([release]))
         if isinstance(answer, NoAnswer):
             raise StoreUnavailable(answer.reason)
         return answer is Reply.RELEASED

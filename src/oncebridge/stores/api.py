@@ -5,9 +5,11 @@ A store keeps one record per key and changes it only as the tables below say
 (`oncebridge.stores.transitions` has the same rules as code). It knows nothing about events,
 rules or sinks. A store must guarantee:
 
-* **Every method takes a batch.** It takes a sequence and returns one answer per item, in
-  order. The keys of one call are distinct: the gateway merges duplicates first. The batch as
-  a whole does not have to be atomic.
+* **Every method takes a batch, as columns.** A batch is a list of keys, and for everything else
+  one value for all of them or a list with one for each. Values that all items share are sent
+  once. There is one answer per item, in order. The keys of one call are distinct: the gateway
+  merges duplicates first. The batch as a whole does not have to be atomic. A batch is also a
+  sequence of rows (`Want`, `Commit` ...), for code that decides item by item.
 * **Each item is one atomic step.** All parts of a `Want` are claimed together, or none is.
   Commits, releases and extensions are decided for each record on its own.
 * **Every call may be repeated**, by the gateway or by a client library. A claim recognises
@@ -29,9 +31,10 @@ over: it carries the *generation*, which a take-over keeps, and which changes wh
 starts again from nothing.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum, IntEnum
-from typing import Literal, Protocol, Self, TypeVar
+from itertools import accumulate
+from typing import Any, ClassVar, Final, Generic, Literal, Protocol, Self, TypeVar, Union
 
 from msgspec import Struct
 
@@ -77,7 +80,7 @@ class Record(Struct, frozen=True, gc=False):
     """From when on the record may be removed."""
 
 
-# --- requests --------------------------------------------------------------------
+# --- requests, row by row ----------------------------------------------------------
 
 
 class Want(Struct, frozen=True, gc=False):
@@ -85,7 +88,9 @@ class Want(Struct, frozen=True, gc=False):
     Request to claim all *parts* together.
 
     The last part identifies the event; the parts before it are further tiers. *token* and
-    *generation* are 16 new random bytes each. A request that is sent again has the same ones.
+    *generation* are 16 random bytes each, new for every call: the wants of one call may share
+    them, as both fence per key and the keys of a call are distinct. Only a request that is sent
+    again has the same ones.
     """
 
     parts: tuple[Part, ...]
@@ -144,6 +149,246 @@ class Memory(Struct, frozen=True, gc=False):
     memo: bytes = b""
 
 
+# --- requests, as columns ------------------------------------------------------------
+
+_V = TypeVar("_V")
+_Row = TypeVar("_Row")
+
+Column = Union[_V, list[_V]]  # noqa: UP007 - an alias with a type variable
+"""One value for all items of a batch, or a list with one for each."""
+
+
+class Columns(Struct, Generic[_Row], frozen=True, gc=False):
+    """A batch of requests about one key each: a sequence of rows, held as columns."""
+
+    row: ClassVar[Any]
+
+    keys: list[bytes]
+
+    @classmethod
+    def of(cls, rows: Iterable[_Row]) -> Self:
+        """Return *rows* as columns; what they have in common becomes one value."""
+        first, *rest = cls.row.__struct_fields__
+        found: Sequence[Any] = [*rows]
+        columns = [folded([getattr(one, name) for one in found]) for name in rest] if found else ()
+        return cls([getattr(one, first) for one in found], *columns)
+
+    @classmethod
+    def joined(cls, batches: Sequence[Self]) -> Self:
+        """Return several batches as one; their keys have to be distinct."""
+        if len(batches) == 1:
+            return batches[0]
+        return cls(
+            *[
+                _joined([getattr(one, name) for one in batches], [len(one.keys) for one in batches])
+                for name in cls.__struct_fields__
+            ]
+        )
+
+    def select(self, positions: Sequence[int]) -> Self:
+        """Return the items at *positions* as a batch of their own."""
+        return type(self)(
+            *[_selected(getattr(self, name), positions) for name in self.__struct_fields__]
+        )
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, at: int) -> _Row:
+        row: _Row = self.row(*[_at(getattr(self, name), at) for name in self.__struct_fields__])
+        return row
+
+    def __iter__(self) -> Iterator[_Row]:
+        return iter([self[at] for at in range(len(self.keys))])
+
+
+class Wants(Struct, frozen=True, gc=False):
+    """
+    A batch of claims: a sequence of `Want`, held as columns.
+
+    The keys of events with several tiers stand together; *sizes* has the number of keys of each
+    event, None if all have one. *hash* and *slide_ms* have one value per key, the other columns
+    have one per event.
+    """
+
+    keys: list[bytes]
+    token: Column[bytes]
+    generation: Column[bytes]
+    lease_ms: Column[int]
+    keep_ms: Column[int]
+    memo: Column[bytes] = b""
+    hash: Column[bytes] = b""
+    slide_ms: Column[int] = 0
+    sizes: list[int] | None = None
+
+    @classmethod
+    def of(cls, rows: Iterable[Want]) -> Self:
+        """Return *rows* as columns; what they have in common becomes one value."""
+        wants = [*rows]
+        if not wants:
+            return cls([], b"", b"", 0, 0)
+        parts = [part for want in wants for part in want.parts]
+        return cls(
+            [part.key for part in parts],
+            folded([want.token for want in wants]),
+            folded([want.generation for want in wants]),
+            folded([want.lease_ms for want in wants]),
+            folded([want.keep_ms for want in wants]),
+            folded([want.memo for want in wants]),
+            folded([part.hash for part in parts]),
+            folded([part.slide_ms for part in parts]),
+            [len(want.parts) for want in wants] if len(parts) > len(wants) else None,
+        )
+
+    @classmethod
+    def joined(cls, batches: "Sequence[Wants]") -> "Wants":
+        """Return several batches as one; their keys have to be distinct."""
+        if len(batches) == 1:
+            return batches[0]
+        sizes = None
+        if any(one.sizes for one in batches):
+            sizes = [size for one in batches for size in one.sizes or [1] * len(one.keys)]
+        events, keys = [len(one) for one in batches], [len(one.keys) for one in batches]
+        return cls(
+            [key for one in batches for key in one.keys],
+            _joined([one.token for one in batches], events),
+            _joined([one.generation for one in batches], events),
+            _joined([one.lease_ms for one in batches], events),
+            _joined([one.keep_ms for one in batches], events),
+            _joined([one.memo for one in batches], events),
+            _joined([one.hash for one in batches], keys),
+            _joined([one.slide_ms for one in batches], keys),
+            sizes,
+        )
+
+    def select(self, positions: Sequence[int]) -> "Wants":
+        """Return the events at *positions* as a batch of their own."""
+        keys: Sequence[int] = positions
+        if self.sizes is not None:
+            keys = [at for position in positions for at in self.places(position)]
+        return Wants(
+            _selected(self.keys, keys),
+            _selected(self.token, positions),
+            _selected(self.generation, positions),
+            _selected(self.lease_ms, positions),
+            _selected(self.keep_ms, positions),
+            _selected(self.memo, positions),
+            _selected(self.hash, keys),
+            _selected(self.slide_ms, keys),
+            None if self.sizes is None else _selected(self.sizes, positions),
+        )
+
+    def places(self, at: int) -> range:
+        """Return where the keys of the event at position *at* are in `keys`."""
+        if self.sizes is None:
+            return range(at, at + 1)
+        start = sum(self.sizes[:at])
+        return range(start, start + self.sizes[at])
+
+    def __len__(self) -> int:
+        return len(self.keys) if self.sizes is None else len(self.sizes)
+
+    def __getitem__(self, at: int) -> Want:
+        return self._row(at, self.places(at))
+
+    def __iter__(self) -> Iterator[Want]:
+        if self.sizes is None:
+            return iter([self._row(at, range(at, at + 1)) for at in range(len(self.keys))])
+        ends = accumulate(self.sizes)
+        return iter(
+            [
+                self._row(at, range(end - size, end))
+                for at, (size, end) in enumerate(zip(self.sizes, ends, strict=True))
+            ]
+        )
+
+    def _row(self, at: int, places: range) -> Want:
+        keys, hash_, slide_ms = self.keys, self.hash, self.slide_ms
+        parts = tuple([Part(keys[on], _at(hash_, on), _at(slide_ms, on)) for on in places])
+        return Want(
+            parts,
+            _at(self.token, at),
+            _at(self.generation, at),
+            _at(self.lease_ms, at),
+            _at(self.keep_ms, at),
+            _at(self.memo, at),
+        )
+
+
+class Commits(Columns[Commit], frozen=True, gc=False):
+    """A batch of commits: a sequence of `Commit`, held as columns."""
+
+    row: ClassVar = Commit
+
+    generation: Column[bytes] = b""
+    fate: Column[Fate] = Fate.DELIVERED
+    window_ms: Column[int] = 0
+    hard_ms: Column[int] = 0
+    memo: Column[bytes | None] = None
+
+
+class Releases(Columns[Release], frozen=True, gc=False):
+    """A batch of releases: a sequence of `Release`, held as columns."""
+
+    row: ClassVar = Release
+
+    token: Column[bytes] = b""
+    delay_ms: Column[int] = 0
+    keep_ms: Column[int] = 0
+    memo: Column[bytes | None] = None
+    unsent: Column[bool] = False
+
+
+class Extensions(Columns[Extension], frozen=True, gc=False):
+    """A batch of extensions: a sequence of `Extension`, held as columns."""
+
+    row: ClassVar = Extension
+
+    token: Column[bytes] = b""
+    lease_ms: Column[int] = 0
+
+
+class Memories(Columns[Memory], frozen=True, gc=False):
+    """A batch of memories: a sequence of `Memory`, held as columns."""
+
+    row: ClassVar = Memory
+
+    generation: Column[bytes] = b""
+    fate: Column[Fate] = Fate.DELIVERED
+    window_ms: Column[int] = 0
+    hash: Column[bytes] = b""
+    memo: Column[bytes] = b""
+
+
+def folded(values: list[_V]) -> Column[_V]:
+    """Return the one value that all of *values* are, or else *values*."""
+    return values[0] if values and values.count(values[0]) == len(values) else values
+
+
+def spread(column: Column[_V], count: int) -> list[_V]:
+    """Return a column as a list of *count* values."""
+    return column if isinstance(column, list) else [column] * count
+
+
+def _at(column: Column[_V], at: int) -> _V:
+    return column[at] if isinstance(column, list) else column
+
+
+def _selected(column: Any, positions: Sequence[int]) -> Any:
+    return [column[at] for at in positions] if isinstance(column, list) else column
+
+
+def _joined(columns: Sequence[Any], counts: Sequence[int]) -> Any:
+    first = columns[0]
+    if not isinstance(first, list) and columns.count(first) == len(columns):
+        return first
+    return [
+        value
+        for column, count in zip(columns, counts, strict=True)
+        for value in spread(column, count)
+    ]
+
+
 # --- answers ---------------------------------------------------------------------
 
 
@@ -163,6 +408,11 @@ class Claim(Struct, frozen=True, gc=False):
     held: tuple[Held, ...]
     now_ms: int
     """The store's clock at the claim."""
+
+    def is_as_asked(self, want: Want) -> bool:
+        """Return True if the records are first attempts, with the generation and memo of *want*."""
+        asked = want.generation, 1, want.memo
+        return all((held.generation, held.attempts, held.memo) == asked for held in self.held)
 
 
 class Duplicate(Struct, frozen=True, gc=False):
@@ -215,18 +465,62 @@ ExtendAnswer = Literal[Reply.EXTENDED, Reply.FENCED] | NoAnswer
 RememberAnswer = Literal[Reply.REMEMBERED, Reply.KNOWN] | NoAnswer
 
 
+HELD: Final = 0
+"""In `ClaimAnswers`: claimed, and the record is a first attempt as it was asked for."""
+
+
+class ClaimAnswers(Struct, frozen=True, gc=False):
+    """
+    The answers to a batch of claims, in order.
+
+    *each* has `HELD` for a claim that is granted as asked: all its records have the generation
+    and the memo of the want, and this is their first attempt. Everything else is an object,
+    also a `Claim` whose records differ from that. As a sequence, it has an object for each.
+    """
+
+    asked: Wants
+    each: list[ClaimAnswer | int]
+    now_ms: int
+    """The store's clock at the call; the latest, if several servers answered."""
+
+    @classmethod
+    def of(cls, asked: Wants, answers: Iterable[ClaimAnswer]) -> Self:
+        """Return *answers* with `HELD` wherever the claim is granted as *asked*."""
+        given = [*answers]
+        each = [
+            HELD if isinstance(answer, Claim) and answer.is_as_asked(want) else answer
+            for want, answer in zip(asked, given, strict=True)
+        ]
+        granted = [answer.now_ms for answer in given if isinstance(answer, Claim)]
+        return cls(asked, each, max(granted, default=0))
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+    def __getitem__(self, at: int) -> ClaimAnswer:
+        answer = self.each[at]
+        if not isinstance(answer, int):
+            return answer
+        want = self.asked[at]
+        held = tuple([Held(part.key, want.generation, 1, want.memo) for part in want.parts])
+        return Claim(want.token, held, self.now_ms)
+
+    def __iter__(self) -> Iterator[ClaimAnswer]:
+        return iter([self[at] for at in range(len(self.each))])
+
+
 class Claims(Protocol):
     """The part of `Store` that the gateway needs to deliver events."""
 
-    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]: ...
+    async def claim(self, wants: Wants) -> ClaimAnswers: ...
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]: ...
+    async def commit(self, commits: Commits) -> list[CommitAnswer]: ...
 
-    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]: ...
+    async def release(self, releases: Releases) -> list[ReleaseAnswer]: ...
 
-    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]: ...
+    async def extend(self, extensions: Extensions) -> list[ExtendAnswer]: ...
 
-    async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]: ...
+    async def remember(self, memories: Memories) -> list[RememberAnswer]: ...
 
 
 class Store(Protocol):
@@ -246,7 +540,7 @@ class Store(Protocol):
         """
         ...
 
-    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+    async def claim(self, wants: Wants) -> ClaimAnswers:
         """
         Claim keys.
 
@@ -266,7 +560,7 @@ class Store(Protocol):
         """
         ...
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+    async def commit(self, commits: Commits) -> list[CommitAnswer]:
         """
         Mark keys done.
 
@@ -274,11 +568,11 @@ class Store(Protocol):
         """
         ...
 
-    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
+    async def release(self, releases: Releases) -> list[ReleaseAnswer]:
         """End holds, so that the keys may be claimed again. Fenced by token."""
         ...
 
-    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
+    async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
         """
         Prolong holds. Fenced by token.
 
@@ -286,7 +580,7 @@ class Store(Protocol):
         """
         ...
 
-    async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
+    async def remember(self, memories: Memories) -> list[RememberAnswer]:
         """Mark keys done that are absent, free or expired; leave other keys as they are."""
         ...
 

@@ -20,7 +20,17 @@ from typing import Final
 from oncebridge.base.clock import Dice
 from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.events.key import Part
-from oncebridge.stores.api import Busy, Claim, Claims, NoAnswer, Release, Reply, Want
+from oncebridge.stores.api import (
+    Busy,
+    Claim,
+    Claims,
+    NoAnswer,
+    Release,
+    Releases,
+    Reply,
+    Want,
+    Wants,
+)
 
 Change = Callable[[bytes, int], bytes]
 """Return the new value for the present one (empty: none yet) and the store's time in ms."""
@@ -93,7 +103,7 @@ class Cell:
         release = Release(self._key, token, 0, self._keep_ms, after, unsent=True)
         while True:
             try:
-                (reply,) = await self._store.release([release])
+                (reply,) = await self._store.release(Releases.of([release]))
             except StoreUnavailable as error:
                 reply = NoAnswer(str(error))
             is_held = now_s() < ends
@@ -110,7 +120,7 @@ class Cell:
     async def _claim(self, token: bytes, generation: bytes) -> Claim:
         want = Want((Part(self._key),), token, generation, self._lease_ms, self._keep_ms)
         try:
-            (answer,) = await self._store.claim([want])
+            (answer,) = await self._store.claim(Wants.of([want]))
         except StoreUnavailable as error:
             answer = NoAnswer(str(error))
         match answer:
@@ -131,7 +141,7 @@ class Cell:
         """Release a claim that may have been granted; if this fails, its lease ends it."""
         with suppress(StoreError):
             release = Release(self._key, token, keep_ms=self._keep_ms, unsent=True)
-            await self._store.release([release])
+            await self._store.release(Releases.of([release]))
 
     async def _pause(self, about_s: float) -> None:
         await asyncio.sleep(about_s * (0.5 + self._dice.fraction()))

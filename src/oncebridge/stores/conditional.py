@@ -26,17 +26,23 @@ from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
+    ClaimAnswers,
     Commit,
     CommitAnswer,
+    Commits,
     ExtendAnswer,
     Extension,
+    Extensions,
+    Memories,
     Memory,
     NoAnswer,
     Record,
     Release,
     ReleaseAnswer,
+    Releases,
     RememberAnswer,
     Want,
+    Wants,
 )
 
 _Asked = TypeVar("_Asked", Commit, Release, Extension, Memory, Record)
@@ -119,8 +125,8 @@ class ConditionalStore:
         self._held: dict[bytes, VersionedRecord] = {}
         """The last write of this process, for each key that it holds."""
 
-    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
-        return await self._claim(wants, read_first=False)
+    async def claim(self, wants: Wants) -> ClaimAnswers:
+        return ClaimAnswers.of(wants, await self._claim([*wants], read_first=False))
 
     async def _claim(self, wants: Sequence[Want], *, read_first: bool) -> list[ClaimAnswer]:
         """Claim as if there were no records, and read where that fails; or *read_first*."""
@@ -185,17 +191,17 @@ class ConditionalStore:
                 self._hold([changed.entry for changed in outcome])
         return lost
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
-        return await self._each(transitions.commit, commits)
+    async def commit(self, commits: Commits) -> list[CommitAnswer]:
+        return await self._each(transitions.commit, [*commits])
 
-    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        return await self._each(transitions.release, releases)
+    async def release(self, releases: Releases) -> list[ReleaseAnswer]:
+        return await self._each(transitions.release, [*releases])
 
-    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
-        return await self._each(transitions.extend, extensions, keep=True)
+    async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
+        return await self._each(transitions.extend, [*extensions], keep=True)
 
-    async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
-        return await self._each(transitions.remember, memories, with_margin=True)
+    async def remember(self, memories: Memories) -> list[RememberAnswer]:
+        return await self._each(transitions.remember, [*memories], with_margin=True)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
         return await self._each(transitions.load, records, with_margin=True)

@@ -28,18 +28,24 @@ from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
+    ClaimAnswers,
     Commit,
     CommitAnswer,
+    Commits,
     ExtendAnswer,
     Extension,
+    Extensions,
     Fate,
+    Memories,
     Memory,
     NoAnswer,
     Record,
     Release,
     ReleaseAnswer,
+    Releases,
     RememberAnswer,
     Want,
+    Wants,
 )
 
 _Asked = TypeVar("_Asked", Commit, Release, Extension, Memory)
@@ -90,22 +96,22 @@ class MemoryStore:
     async def open(self) -> None:
         """Do nothing: there is nothing to connect to."""
 
-    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+    async def claim(self, wants: Wants) -> ClaimAnswers:
         with self._lock:
             now = self._clock()
             self._sweep(now, 2 * len(wants) + _STEP)
-            return [self._claim(want, now) for want in wants]
+            return ClaimAnswers.of(wants, [self._claim(want, now) for want in wants])
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
-        return self._each(transitions.commit, commits)
+    async def commit(self, commits: Commits) -> list[CommitAnswer]:
+        return self._each(transitions.commit, [*commits])
 
-    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        return self._each(transitions.release, releases)
+    async def release(self, releases: Releases) -> list[ReleaseAnswer]:
+        return self._each(transitions.release, [*releases])
 
-    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
-        return self._each(transitions.extend, extensions)
+    async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
+        return self._each(transitions.extend, [*extensions])
 
-    async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
+    async def remember(self, memories: Memories) -> list[RememberAnswer]:
         with self._lock:
             now = self._clock()
             answers: list[RememberAnswer] = []

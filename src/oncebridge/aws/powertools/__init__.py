@@ -40,7 +40,7 @@ from oncebridge.events.key import make_key
 from oncebridge.events.rules import Rule
 from oncebridge.service.addresses import backend
 from oncebridge.sinks.api import Delivery, No, SinkAnswer, Unknown, Yes
-from oncebridge.stores.api import Commit, Fate, Memory, NoAnswer, Store
+from oncebridge.stores.api import Commit, Commits, Fate, Memories, Memory, NoAnswer, Store
 
 _log = logging.getLogger("oncebridge")
 P = ParamSpec("P")
@@ -438,7 +438,7 @@ class _ProtectedFunction:
         # By its generation: if another call has started meanwhile, the first success counts.
         commit = Commit(done.key, done.generation, Fate.DELIVERED, window)
         try:
-            _check(await self._store.commit([commit]))
+            _check(await self._store.commit(Commits.of([commit])))
         except StoreError as error:
             _warn("oncebridge.call_not_recorded", error)
 
@@ -471,7 +471,7 @@ class _ProtectedFunction:
         )  # longer than the record that refers to it
         memory = Memory(place, delivery.generation, Fate.DELIVERED, longer, memo=text)
         try:
-            _check(await self._store.remember([memory]))
+            _check(await self._store.remember(Memories.of([memory])))
         except Exception as error:  # noqa: BLE001 - as in `packed`
             _warn("oncebridge.result_not_kept", error)
 

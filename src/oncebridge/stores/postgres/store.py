@@ -29,22 +29,28 @@ from oncebridge.stores.api import (
     Busy,
     Claim,
     ClaimAnswer,
+    ClaimAnswers,
     Commit,
     CommitAnswer,
+    Commits,
     Duplicate,
     ExtendAnswer,
     Extension,
+    Extensions,
     Fate,
     Held,
+    Memories,
     Memory,
     Mismatch,
     NoAnswer,
     Record,
     Release,
     ReleaseAnswer,
+    Releases,
     RememberAnswer,
     Reply,
     Want,
+    Wants,
 )
 from oncebridge.stores.postgres.address import PostgresAddress, read_address
 from oncebridge.stores.postgres.arrays import (
@@ -183,8 +189,8 @@ class PostgresStore:
 
     # --- the operations ----------------------------------------------------------------
 
-    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
-        return await self._chunks(self._claim, wants)
+    async def claim(self, wants: Wants) -> ClaimAnswers:
+        return ClaimAnswers.of(wants, await self._chunks(self._claim, [*wants]))
 
     async def _claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
         answers = await self._claim_once(wants, careful=False)
@@ -223,8 +229,8 @@ class PostgresStore:
         )
         return _claim_answers(wants, rows)
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
-        return await self._chunks(self._commit, commits)
+    async def commit(self, commits: Commits) -> list[CommitAnswer]:
+        return await self._chunks(self._commit, [*commits])
 
     async def _commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
         rows = await self._ask(self._statements.commit, *commit_arrays(commits), self._test_time())
@@ -233,8 +239,8 @@ class PostgresStore:
             answers[part - 1] = _COMMIT_REPLIES[verdict]
         return answers
 
-    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        return await self._chunks(self._release, releases)
+    async def release(self, releases: Releases) -> list[ReleaseAnswer]:
+        return await self._chunks(self._release, [*releases])
 
     async def _release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
         ((done,),) = await self._ask(
@@ -245,8 +251,8 @@ class PostgresStore:
             answers[part - 1] = Reply.RELEASED
         return answers
 
-    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
-        return await self._chunks(self._extend, extensions)
+    async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
+        return await self._chunks(self._extend, [*extensions])
 
     async def _extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
         ((done,),) = await self._ask(
@@ -261,8 +267,8 @@ class PostgresStore:
             answers[part - 1] = Reply.EXTENDED
         return answers
 
-    async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
-        return await self._chunks(self._remember, memories)
+    async def remember(self, memories: Memories) -> list[RememberAnswer]:
+        return await self._chunks(self._remember, [*memories])
 
     async def _remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
         keys = [asked.key for asked in memories]

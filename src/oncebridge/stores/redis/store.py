@@ -35,18 +35,24 @@ from oncebridge.base.clock import Clock, ms
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.stores.api import (
     ClaimAnswer,
+    ClaimAnswers,
     Commit,
     CommitAnswer,
+    Commits,
     ExtendAnswer,
     Extension,
+    Extensions,
+    Memories,
     Memory,
     NoAnswer,
     Record,
     Release,
     ReleaseAnswer,
+    Releases,
     RememberAnswer,
     Reply,
     Want,
+    Wants,
 )
 from oncebridge.stores.conditional import ConditionalStore
 from oncebridge.stores.redis import scripts
@@ -179,7 +185,10 @@ class RedisStore:
         except StoreError as error:
             raise ConfigError("", str(error)) from error
 
-    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+    async def claim(self, wants: Wants) -> ClaimAnswers:
+        return ClaimAnswers.of(wants, await self._claim_rows([*wants]))
+
+    async def _claim_rows(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
         split = self._across_slots(wants)
         if not split:
             return await self._claim(wants)
@@ -193,19 +202,23 @@ class RedisStore:
             answers[at] = answer
         return answers
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
-        return await self._each("commit", commits, scripts.encode_commits, _COMMITS, self._copies)
+    async def commit(self, commits: Commits) -> list[CommitAnswer]:
+        return await self._each(
+            "commit", [*commits], scripts.encode_commits, _COMMITS, self._copies
+        )
 
-    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        return await self._each("release", releases, _one_by_one(scripts.encode_release), _RELEASES)
+    async def release(self, releases: Releases) -> list[ReleaseAnswer]:
+        return await self._each(
+            "release", [*releases], _one_by_one(scripts.encode_release), _RELEASES
+        )
 
-    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
+    async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
         write = _one_by_one(scripts.encode_extension)
-        return await self._each("extend", extensions, write, _EXTENSIONS)
+        return await self._each("extend", [*extensions], write, _EXTENSIONS)
 
-    async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
+    async def remember(self, memories: Memories) -> list[RememberAnswer]:
         write = _one_by_one(scripts.encode_memory)
-        return await self._each("remember", memories, write, _MEMORIES, self._copies)
+        return await self._each("remember", [*memories], write, _MEMORIES, self._copies)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
         write = _one_by_one(scripts.encode_load)
@@ -336,7 +349,7 @@ class RedisStore:
             self._clock or (lambda: int(time_s() * 1000) + ahead),
             is_shared_clock=self._clock is not None,
         )
-        return await ConditionalStore(backend).claim(wants)
+        return [*await ConditionalStore(backend).claim(Wants.of(wants))]
 
     # --- running scripts ----------------------------------------------------------------
 

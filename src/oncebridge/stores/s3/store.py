@@ -32,7 +32,7 @@ from oncebridge.aws.xml import first_texts
 from oncebridge.base.clock import Clock, SystemDice, ms
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
-from oncebridge.stores.api import Claim, ClaimAnswer, NoAnswer, Record, Want
+from oncebridge.stores.api import Claim, ClaimAnswer, ClaimAnswers, NoAnswer, Record, Wants
 from oncebridge.stores.conditional import (
     ChangeAnswer,
     ConditionalStore,
@@ -280,10 +280,10 @@ class S3Store(ConditionalStore):
                 await self._explained(self._check())
                 self._is_open = True
 
-    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+    async def claim(self, wants: Wants) -> ClaimAnswers:
         looks = self._options.look_first
         answers = await self._claim(
-            wants,
+            [*wants],
             read_first=looks == "always"
             or (looks == "auto" and self._duplicate_share >= _READ_FIRST_SHARE),
         )
@@ -292,7 +292,7 @@ class S3Store(ConditionalStore):
             self._duplicate_share += min(len(wants) / _AVERAGED_OVER, 1) * (
                 share - self._duplicate_share
             )
-        return answers
+        return ClaimAnswers.of(wants, answers)
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
         entries, following = await self._read_page(place.decode(), limit)

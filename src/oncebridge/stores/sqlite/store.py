@@ -28,20 +28,26 @@ from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
+    ClaimAnswers,
     Commit,
     CommitAnswer,
+    Commits,
     ExtendAnswer,
     Extension,
+    Extensions,
     Fate,
     Held,
+    Memories,
     Memory,
     NoAnswer,
     Record,
     Release,
     ReleaseAnswer,
+    Releases,
     RememberAnswer,
     Reply,
     Want,
+    Wants,
 )
 from oncebridge.stores.sqlite.database import SQLiteFile
 
@@ -155,13 +161,14 @@ class SQLiteStore:
     async def open(self) -> None:
         await self._file.run(lambda _: None)
 
-    async def claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
-        return await self._chunks(self._claim, wants)
+    async def claim(self, wants: Wants) -> ClaimAnswers:
+        return ClaimAnswers.of(wants, await self._chunks(self._claim, [*wants]))
 
-    async def commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
+    async def commit(self, commits: Commits) -> list[CommitAnswer]:
         answers: list[CommitAnswer] = []
-        for at in range(0, len(commits), _CHUNK):
-            chunk = commits[at : at + _CHUNK]
+        rows = [*commits]
+        for at in range(0, len(rows), _CHUNK):
+            chunk = rows[at : at + _CHUNK]
             try:
                 await self._file.change(partial(self._commit, items=chunk))
             except _NotAll:
@@ -170,14 +177,14 @@ class SQLiteStore:
                 answers += [Reply.COMMITTED] * len(chunk)
         return answers
 
-    async def release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        return await self._each(transitions.release, releases)
+    async def release(self, releases: Releases) -> list[ReleaseAnswer]:
+        return await self._each(transitions.release, [*releases])
 
-    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
-        return await self._each(transitions.extend, extensions)
+    async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
+        return await self._each(transitions.extend, [*extensions])
 
-    async def remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
-        return await self._each(transitions.remember, memories)
+    async def remember(self, memories: Memories) -> list[RememberAnswer]:
+        return await self._each(transitions.remember, [*memories])
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
         rows = await self._file.run(lambda db: db.execute(_SCAN, (place, limit)).fetchall())

@@ -1,4 +1,18 @@
-from oncebridge.stores.api import Busy, Claim, Duplicate, Fate, Held, Mismatch, Reply, Store
+from oncebridge.stores.api import (
+    Busy,
+    Claim,
+    Commits,
+    Duplicate,
+    Extensions,
+    Fate,
+    Held,
+    Memories,
+    Mismatch,
+    Releases,
+    Reply,
+    Store,
+    Wants,
+)
 from oncebridge.testing.contract.harness import CONTENT, OTHER, Harness, ask, claimed, see
 
 
@@ -6,11 +20,11 @@ class BatchCases(Harness):
     """Batches of any size: answers are in order, and each item keeps its own values."""
 
     async def test_an_empty_batch_has_an_empty_answer(self, store: Store) -> None:
-        assert await store.claim([]) == []
-        assert await store.commit([]) == []
-        assert await store.release([]) == []
-        assert await store.extend([]) == []
-        assert await store.remember([]) == []
+        assert [*await store.claim(Wants.of([]))] == []
+        assert await store.commit(Commits.of([])) == []
+        assert await store.release(Releases.of([])) == []
+        assert await store.extend(Extensions.of([])) == []
+        assert await store.remember(Memories.of([])) == []
         assert await store.peek([]) == []
         assert await store.forget([]) == []
 
@@ -19,23 +33,25 @@ class BatchCases(Harness):
         keys = self.keys(8 * rounds)
         absent, claimed, own, lapsed, changed, done, other, past = (keys[at::8] for at in range(8))
         mine = {key: self.want(key, memo=key) for key in own}
-        await store.claim([self.want(key) for key in claimed])
-        await store.claim(list(mine.values()))
+        await store.claim(Wants.of([self.want(key) for key in claimed]))
+        await store.claim(Wants.of(list(mine.values())))
         for key in (*done, *other, *past):
             window = self.short if key in past else self.long
             await self.committed(store, key, content=CONTENT, window_ms=window, memo=key)
         await store.claim(
-            [
-                self.want(key, lease_ms=self.short, content=CONTENT, memo=key)
-                for key in (*lapsed, *changed)
-            ]
+            Wants.of(
+                [
+                    self.want(key, lease_ms=self.short, content=CONTENT, memo=key)
+                    for key in (*lapsed, *changed)
+                ]
+            )
         )
         await self.wait(self.short)
         wants = [
             mine.get(key) or self.want(key, content=OTHER if key in {*changed, *other} else CONTENT)
             for key in keys
         ]
-        answers = await store.claim(wants)
+        answers = await store.claim(Wants.of(wants))
         assert len(answers) == len(keys)
         for key, want, answer in zip(keys, wants, answers, strict=True):
             if key in absent or key in past or key in changed:
@@ -60,8 +76,8 @@ class BatchCases(Harness):
         self, store: Store
     ) -> None:
         groups = [self.keys(1 + number % 3) for number in range(90)]
-        await store.claim([self.want(keys[-1]) for keys in groups[::5]])
-        answers = await store.claim([self.want(*keys) for keys in groups])
+        await store.claim(Wants.of([self.want(keys[-1]) for keys in groups[::5]]))
+        answers = await store.claim(Wants.of([self.want(*keys) for keys in groups]))
         for number, (keys, answer) in enumerate(zip(groups, answers, strict=True)):
             if number % 5:
                 assert isinstance(answer, Claim)
@@ -74,9 +90,9 @@ class BatchCases(Harness):
     async def test_mixed_batches_of_the_other_verbs_answer_in_order(self, store: Store) -> None:
         claims = await self._claims(store, 90)
         first, second, third = claims[::3], claims[1::3], claims[2::3]
-        await store.commit([self.done(claim) for claim in first])
-        await store.release([self.back(claim) for claim in second])
-        assert await store.extend([self.more(claim) for claim in claims]) == [
+        await store.commit(Commits.of([self.done(claim) for claim in first]))
+        await store.release(Releases.of([self.back(claim) for claim in second]))
+        assert await store.extend(Extensions.of([self.more(claim) for claim in claims])) == [
             Reply.FENCED,
             Reply.FENCED,
             Reply.EXTENDED,
@@ -86,17 +102,19 @@ class BatchCases(Harness):
             True,
             False,
         ] * (len(third) // 2)
-        assert await store.remember([self.memory(claim.held[0].key) for claim in claims]) == [
+        assert await store.remember(
+            Memories.of([self.memory(claim.held[0].key) for claim in claims])
+        ) == [
             Reply.REMEMBERED,
             Reply.REMEMBERED,
             Reply.KNOWN,
         ] * (len(third) // 2) + [Reply.KNOWN, Reply.REMEMBERED, Reply.KNOWN] * (len(third) // 2)
-        assert await store.commit([self.done(claim) for claim in claims[45:]]) == [
+        assert await store.commit(Commits.of([self.done(claim) for claim in claims[45:]])) == [
             Reply.ALREADY,
             Reply.ALREADY,
             Reply.COMMITTED,
         ] * (len(third) // 2)
-        assert await store.release([self.back(claim) for claim in claims]) == [
+        assert await store.release(Releases.of([self.back(claim) for claim in claims])) == [
             *[Reply.FENCED, Reply.FENCED, Reply.RELEASED] * (len(third) // 2),
             *[Reply.FENCED] * 45,
         ]
@@ -105,7 +123,7 @@ class BatchCases(Harness):
         short, long, longer = self.keys(3)
         leases = {short: self.short, long: self.long, longer: 2 * self.long}
         answers = await store.claim(
-            [self.want(key, lease_ms=lease, memo=key) for key, lease in leases.items()]
+            Wants.of([self.want(key, lease_ms=lease, memo=key) for key, lease in leases.items()])
         )
         now = claimed(answers[0]).now_ms
         for key, lease in leases.items():
@@ -113,7 +131,7 @@ class BatchCases(Harness):
             assert self.near(record.until_ms, now + lease)
             assert record.memo == key
         await self.wait(self.short)
-        answers = await store.claim([self.want(key) for key in leases])
+        answers = await store.claim(Wants.of([self.want(key) for key in leases]))
         assert [type(answer) for answer in answers] == [Claim, Busy, Busy]
 
     async def test_each_commit_of_a_batch_has_its_own_window_fate_and_memo(
@@ -125,7 +143,7 @@ class BatchCases(Harness):
             self.done(claim, fate, window_ms=fate * self.long, memo=b"%d" % fate)
             for claim, fate in zip(claims, Fate, strict=True)
         ]
-        assert await store.commit(asked) == [Reply.COMMITTED] * len(Fate)
+        assert await store.commit(Commits.of(asked)) == [Reply.COMMITTED] * len(Fate)
         for claim, fate in zip(claims, Fate, strict=True):
             record = await see(store, claim.held[0].key)
             assert (record.fate, record.memo) == (fate, b"%d" % fate)
@@ -136,11 +154,13 @@ class BatchCases(Harness):
     ) -> None:
         now_free, soon, later = claims = await self._claims(store, 3)
         answers = await store.release(
-            [
-                self.back(now_free, memo=b"now", unsent=True),
-                self.back(soon, 2 * self.short),
-                self.back(later, self.long, memo=b"later"),
-            ]
+            Releases.of(
+                [
+                    self.back(now_free, memo=b"now", unsent=True),
+                    self.back(soon, 2 * self.short),
+                    self.back(later, self.long, memo=b"later"),
+                ]
+            )
         )
         assert answers == [Reply.RELEASED] * 3
         records = [await see(store, claim.held[0].key) for claim in claims]
@@ -148,7 +168,9 @@ class BatchCases(Harness):
         assert [record.memo for record in records] == [b"now", b"", b"later"]
         assert isinstance(await ask(store, self.want(now_free.held[0].key)), Claim)
         await self.wait(2 * self.short)
-        answers_then = await store.claim([self.want(claim.held[0].key) for claim in claims[1:]])
+        answers_then = await store.claim(
+            Wants.of([self.want(claim.held[0].key) for claim in claims[1:]])
+        )
         assert [type(answer) for answer in answers_then] == [Claim, Busy]
 
     async def test_each_extension_and_memory_of_a_batch_has_its_own_time(
@@ -157,7 +179,9 @@ class BatchCases(Harness):
         claims = await self._claims(store, 3)
         now = await store.now_ms()
         await store.extend(
-            [self.more(claim, number * self.long) for number, claim in enumerate(claims, 1)]
+            Extensions.of(
+                [self.more(claim, number * self.long) for number, claim in enumerate(claims, 1)]
+            )
         )
         for number, claim in enumerate(claims, 1):
             until = (await see(store, claim.held[0].key)).until_ms
@@ -165,7 +189,12 @@ class BatchCases(Harness):
         keys = self.keys(3)
         now = await store.now_ms()
         await store.remember(
-            [self.memory(key, window_ms=number * self.long) for number, key in enumerate(keys, 1)]
+            Memories.of(
+                [
+                    self.memory(key, window_ms=number * self.long)
+                    for number, key in enumerate(keys, 1)
+                ]
+            )
         )
         for number, key in enumerate(keys, 1):
             assert self.near((await see(store, key)).until_ms, now + number * self.long)
@@ -174,20 +203,20 @@ class BatchCases(Harness):
         count = 2000
         keys = self.keys(count)
         wants = [self.want(key, memo=key) for key in keys]
-        claims = [claimed(answer) for answer in await store.claim(wants)]
+        claims = [claimed(answer) for answer in await store.claim(Wants.of(wants))]
         assert [claim.held[0].key for claim in claims] == keys
         assert [claim.token for claim in claims] == [want.token for want in wants]
         assert [record and record.memo for record in await store.peek(keys)] == keys
-        assert await store.extend([self.more(claim) for claim in claims]) == (
+        assert await store.extend(Extensions.of([self.more(claim) for claim in claims])) == (
             [Reply.EXTENDED] * count
         )
         half = count // 2
-        assert await store.commit([self.done(claim) for claim in claims[:half]]) == (
+        assert await store.commit(Commits.of([self.done(claim) for claim in claims[:half]])) == (
             [Reply.COMMITTED] * half
         )
-        assert await store.release([self.back(claim) for claim in claims[half:]]) == (
+        assert await store.release(Releases.of([self.back(claim) for claim in claims[half:]])) == (
             [Reply.RELEASED] * half
         )
-        answers = await store.claim([self.want(key) for key in keys])
+        answers = await store.claim(Wants.of([self.want(key) for key in keys]))
         assert [type(answer) for answer in answers] == [Duplicate] * half + [Claim] * half
         assert await store.forget(keys) == [True] * half + [False] * half

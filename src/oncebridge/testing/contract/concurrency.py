@@ -7,10 +7,13 @@ from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
     CommitAnswer,
+    Commits,
     Duplicate,
     ReleaseAnswer,
+    Releases,
     Reply,
     Store,
+    Wants,
 )
 from oncebridge.testing.contract.harness import (
     TASKS,
@@ -38,7 +41,7 @@ class ConcurrencyCases(Harness):
 
     async def test_of_many_take_overs_at_once_exactly_one_wins_each_key(self, store: Store) -> None:
         keys = self.keys(100)
-        await store.claim([self.want(key, lease_ms=self.short) for key in keys])
+        await store.claim(Wants.of([self.want(key, lease_ms=self.short) for key in keys]))
         await self.wait(self.short)
         await self._race([store], keys, attempts=2)
 
@@ -50,7 +53,7 @@ class ConcurrencyCases(Harness):
             wants = [self.want(*(pair if number % 2 else pair[::-1])) for pair in pairs]
             answers: list[ClaimAnswer] = []
             for batch in _batches(wants, 5):
-                answers += await store.claim(batch)
+                answers += await store.claim(Wants.of(batch))
                 await asyncio.sleep(0)
             return answers
 
@@ -76,7 +79,7 @@ class ConcurrencyCases(Harness):
         claims = await self._claims(store, 25)
 
         async def compete() -> list[CommitAnswer]:
-            return await store.commit([self.done(claim) for claim in claims])
+            return await store.commit(Commits.of([self.done(claim) for claim in claims]))
 
         results = await asyncio.gather(*(compete() for _ in range(TASKS)))
         for answers in zip(*results, strict=True):
@@ -87,7 +90,9 @@ class ConcurrencyCases(Harness):
         claims = await self._claims(store, 25)
 
         async def compete() -> list[ReleaseAnswer]:
-            return await store.release([self.back(claim, unsent=True) for claim in claims])
+            return await store.release(
+                Releases.of([self.back(claim, unsent=True) for claim in claims])
+            )
 
         results = await asyncio.gather(*(compete() for _ in range(TASKS)))
         for answers in zip(*results, strict=True):
@@ -128,7 +133,7 @@ class ConcurrencyCases(Harness):
             keys = self.keys(100)
             await self._race([store, second], keys, attempts=1)
             lapsed = self.keys(100)
-            await store.claim([self.want(key, lease_ms=self.short) for key in lapsed])
+            await store.claim(Wants.of([self.want(key, lease_ms=self.short) for key in lapsed]))
             await self.wait(self.short)
             await self._race([store, second], lapsed, attempts=2)
 
@@ -150,7 +155,7 @@ class ConcurrencyCases(Harness):
             answers: dict[bytes, ClaimAnswer] = {}
             for batch in _batches(keys[start:] + keys[:start], 10):
                 wants = [self.want(key) for key in batch]
-                answers |= zip(batch, await store.claim(wants), strict=True)
+                answers |= zip(batch, await store.claim(Wants.of(wants)), strict=True)
                 await asyncio.sleep(0)
             return answers
 

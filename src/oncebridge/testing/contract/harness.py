@@ -13,17 +13,22 @@ from oncebridge.stores.api import (
     ClaimAnswer,
     Commit,
     CommitAnswer,
+    Commits,
     ExtendAnswer,
     Extension,
+    Extensions,
     Fate,
+    Memories,
     Memory,
     Record,
     Release,
     ReleaseAnswer,
+    Releases,
     RememberAnswer,
     Reply,
     Store,
     Want,
+    Wants,
 )
 from oncebridge.testing.clock import ManualClock
 
@@ -238,7 +243,7 @@ class Harness:
             await store.purge(10_000)
 
     async def _claims(self, store: Store, count: int) -> list[Claim]:
-        answers = await store.claim([self.want(key) for key in self.keys(count)])
+        answers = await store.claim(Wants.of([self.want(key) for key in self.keys(count)]))
         return [claimed(answer) for answer in answers]
 
 
@@ -247,7 +252,7 @@ class Harness:
 
 async def ask(store: Store, want: Want) -> ClaimAnswer:
     """Claim, and return the answer."""
-    (answer,) = await store.claim([want])
+    (answer,) = await store.claim(Wants.of([want]))
     return answer
 
 
@@ -263,22 +268,22 @@ async def hold(store: Store, want: Want) -> Claim:
 
 
 async def commit(store: Store, asked: Commit) -> CommitAnswer:
-    (answer,) = await store.commit([asked])
+    (answer,) = await store.commit(Commits.of([asked]))
     return answer
 
 
 async def release(store: Store, asked: Release) -> ReleaseAnswer:
-    (answer,) = await store.release([asked])
+    (answer,) = await store.release(Releases.of([asked]))
     return answer
 
 
 async def extend(store: Store, asked: Extension) -> ExtendAnswer:
-    (answer,) = await store.extend([asked])
+    (answer,) = await store.extend(Extensions.of([asked]))
     return answer
 
 
 async def remember(store: Store, asked: Memory) -> RememberAnswer:
-    (answer,) = await store.remember([asked])
+    (answer,) = await store.remember(Memories.of([asked]))
     return answer
 
 

@@ -1,5 +1,16 @@
 from oncebridge.events.key import Part
-from oncebridge.stores.api import Busy, Duplicate, Fate, Held, Mismatch, Reply, Store
+from oncebridge.stores.api import (
+    Busy,
+    Commits,
+    Duplicate,
+    Extensions,
+    Fate,
+    Held,
+    Mismatch,
+    Releases,
+    Reply,
+    Store,
+)
 from oncebridge.testing.contract.harness import (
     CONTENT,
     OTHER,
@@ -255,7 +266,7 @@ class PartCases(Harness):
         tier, event = self.keys(2)
         old = await self.lapsed(store, tier, event)
         await store.forget([tier])
-        answers = await store.commit([self.done(old, part=0), self.done(old, part=1)])
+        answers = await store.commit(Commits.of([self.done(old, part=0), self.done(old, part=1)]))
         assert answers == [Reply.FENCED, Reply.COMMITTED]
         assert await look(store, tier) is None
         assert (await see(store, event)).fate is Fate.DELIVERED
@@ -264,11 +275,15 @@ class PartCases(Harness):
         tier, event = self.keys(2)
         old = await self.lapsed(store, tier, event)
         new = await hold(store, self.want(tier))
-        assert await store.extend([self.more(old, part=0), self.more(old, part=1)]) == [
+        assert await store.extend(
+            Extensions.of([self.more(old, part=0), self.more(old, part=1)])
+        ) == [
             Reply.FENCED,
             Reply.EXTENDED,
         ]
-        assert await store.release([self.back(old, part=0), self.back(old, part=1)]) == [
+        assert await store.release(
+            Releases.of([self.back(old, part=0), self.back(old, part=1)])
+        ) == [
             Reply.FENCED,
             Reply.RELEASED,
         ]

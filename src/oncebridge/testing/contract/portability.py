@@ -10,6 +10,7 @@ from oncebridge.stores.api import (
     Duplicate,
     Fate,
     Held,
+    Memories,
     Portable,
     Record,
     Reply,
@@ -84,14 +85,14 @@ class PortabilityCases(Harness):
     @needs("portable")
     async def test_a_scan_in_small_steps_misses_nothing(self, store: Portable) -> None:
         keys = self.keys(20)
-        await store.remember([self.memory(key) for key in keys])
+        await store.remember(Memories.of([self.memory(key) for key in keys]))
         for limit in (3, 4, 10, 20, 21):
             assert set(await _scanned(store, keys, limit)) == set(keys)
 
     @needs("portable")
     async def test_a_step_of_a_scan_may_be_repeated(self, store: Portable) -> None:
         keys = self.keys(20)
-        await store.remember([self.memory(key) for key in keys])
+        await store.remember(Memories.of([self.memory(key) for key in keys]))
         first, place = await store.scan(b"", 5)
         seen = {record.key for record in first}
         while place:
@@ -104,13 +105,15 @@ class PortabilityCases(Harness):
     async def test_what_stands_there_during_the_whole_scan_is_seen(self, store: Portable) -> None:
         keys = self.keys(60)
         staying, leaving = keys[::2], keys[1::2]
-        await store.remember([self.memory(key) for key in keys])
+        await store.remember(Memories.of([self.memory(key) for key in keys]))
         records, place = await store.scan(b"", 10)
         seen = {record.key for record in records}
         while place:
             gone = [leaving.pop() for _ in range(min(5, len(leaving)))]
             await store.forget(gone)
-            await store.remember([self.memory(key) for key in self.keys(3)] if gone else [])
+            await store.remember(
+                Memories.of([self.memory(key) for key in self.keys(3)] if gone else [])
+            )
             records, place = await store.scan(place, 10)
             seen |= {record.key for record in records}
         assert seen.issuperset(staying)
@@ -265,7 +268,7 @@ class PortabilityCases(Harness):
     @needs("portable")
     async def test_a_batch_of_hundreds_of_records_answers_in_order(self, store: Portable) -> None:
         keys, until = self.keys(600), await store.now_ms() + self.long
-        await store.remember([self.memory(key, memo=b"there") for key in keys[::3]])
+        await store.remember(Memories.of([self.memory(key, memo=b"there") for key in keys[::3]]))
         records = [self._record(key, until, memo=key) for key in keys]
         assert await store.load(records) == [
             *[Reply.KNOWN, Reply.REMEMBERED, Reply.REMEMBERED] * 200
