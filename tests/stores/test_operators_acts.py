@@ -11,7 +11,7 @@ from tests.servers.postgres import Postgres, schema
 from tests.servers.redis import RedisCluster, RedisServer, prefix
 from tests.servers.s3 import S3Server
 
-from oncebridge.engine.batch import Memo
+from oncebridge.engine.memos import Memo
 from oncebridge.events.key import Part
 from oncebridge.operate import operator_log
 from oncebridge.operate.lookup import records_with_id
