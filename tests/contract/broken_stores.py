@@ -49,7 +49,7 @@ class Faulty(MemoryStore):
     """What the faults have in common: they look, one item at a time."""
 
     async def claim(self, wants: Wants) -> ClaimAnswers:
-        return [await self.claim_one(want) for want in wants]
+        return ClaimAnswers.of(wants, [await self.claim_one(want) for want in wants])
 
     async def claim_one(self, want: Want) -> ClaimAnswer:
         (answer,) = await super().claim(Wants.of([want]))
