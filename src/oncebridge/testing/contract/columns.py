@@ -451,9 +451,7 @@ class ColumnCases(Harness):
         answers = await ask_all(store, [self.want(key) for key in wants.keys])
         return [type(answer) for answer in answers]
 
-    async def _same_in_each_form(
-        self, store: Store, verb: str, batch: Wants | Columns[Any]
-    ) -> None:
+    async def _same_in_each_form(self, store: Store, verb: str, batch: Any) -> None:
         """Send *batch* with one value for all, with one column as a list, and with only lists."""
         lists = listed(batch)
         columns = [name for name in batch.__struct_fields__[1:] if name != "sizes"]
