@@ -14,9 +14,11 @@ from msgspec.structs import replace
 
 from oncebridge import Gateway, Rule, Verdict, Yes
 from oncebridge.engine.backlog import Backlog, DecidedEvent, PendingWrite
-from oncebridge.engine.batch import BatchEntry
+from oncebridge.engine.batch import Batch, BatchEntry
 from oncebridge.engine.breaker import Blame
 from oncebridge.engine.entity_state import EntityStates
+from oncebridge.engine.sends import Parcel
+from oncebridge.engine.sink_answers import SinkAnswers
 from oncebridge.engine.verdict import First
 from oncebridge.sinks.api import Delivery, Joint, JointAnswer, SinkAnswer, Unwell
 from oncebridge.stores.api import (
@@ -130,9 +132,9 @@ class UnfencedRelease(Faulty):
 class CommitBeforeDeliver(Gateway):
     """The right operations in the wrong order."""
 
-    async def _confirm_claims(self, entries: list[BatchEntry]) -> list[BatchEntry]:
-        await self._commit(entries, Fate.DELIVERED)
-        return await super()._confirm_claims(entries)
+    async def _confirm_claims(self, batch: Batch, parcel: Parcel) -> None:
+        await self._commit(batch, parcel.rows, Fate.DELIVERED)
+        await super()._confirm_claims(batch, parcel)
 
 
 class BareHeader(Gateway):
@@ -174,9 +176,9 @@ class BlindToDebts(Gateway):
     """What the store does not know was not delivered."""
 
     def _settle_unrecorded_duplicates(
-        self, entries: list[BatchEntry], ready: list[BatchEntry]
-    ) -> list[BatchEntry]:
-        return entries
+        self, batch: Batch, rows: Sequence[int], ready: list[int]
+    ) -> Sequence[int]:
+        return rows
 
 
 class ReleaseIsDelivery(Gateway):
@@ -206,7 +208,7 @@ class EventIsToBlame(Gateway):
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
-        self._blame = FixedBlame(self.sink_breaker, is_blamed=self.is_blamed)
+        self._answers.blame = FixedBlame(self.sink_breaker, is_blamed=self.is_blamed)
 
 
 class SinkIsToBlame(EventIsToBlame):
@@ -227,9 +229,15 @@ class FixedBlame(Blame):
 class UnwellTookNothing(Gateway):
     """A sink in trouble has taken nothing, so the event was never delivered."""
 
-    def _plan_retry(self, entry: BatchEntry, answer: Any) -> Any:
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._answers.__class__ = UnwellIsNo
+
+
+class UnwellIsNo(SinkAnswers):
+    def plan_retry(self, entry: BatchEntry, answer: Any) -> Any:
         maybe = entry.maybe_delivered
-        back = super()._plan_retry(entry, answer)
+        back = super().plan_retry(entry, answer)
         if isinstance(answer, Unwell):
             entry.maybe_delivered = maybe
         return back
