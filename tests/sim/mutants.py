@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
 from oncebridge import Gateway, Rule, Verdict, Yes
+from oncebridge.base.clock import Dice
 from oncebridge.engine.backlog import Backlog, DecidedEvent, PendingWrite
 from oncebridge.engine.batch import Batch, BatchEntry
 from oncebridge.engine.breaker import Blame
@@ -243,6 +245,33 @@ class UnwellIsNo(SinkAnswers):
         return back
 
 
+class DrawReused(Gateway):
+    """One token and one generation serve all claim calls of a batch."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._dice = DicePerTask(self._dice)
+
+
+class DicePerTask:
+    """The first pair of tokens of each task, again and again."""
+
+    def __init__(self, dice: Dice) -> None:
+        self._dice = dice
+        self._drawn: WeakKeyDictionary[Any, list[bytes]] = WeakKeyDictionary()
+
+    def tokens(self, count: int) -> list[bytes]:
+        task = asyncio.current_task()
+        if count != 2:
+            return self._dice.tokens(count)
+        if task not in self._drawn:
+            self._drawn[task] = self._dice.tokens(2)
+        return self._drawn[task]
+
+    def fraction(self) -> float:
+        return self._dice.fraction()
+
+
 class CommitApart(JointSinkClient):
     """The event is written with the store's leave, and the commit a moment later."""
 
@@ -279,6 +308,7 @@ MUTANTS: dict[str, dict[str, Any]] = {
     "refusals always counted": {"make_gateway": EventIsToBlame},
     "refusals never counted": {"make_gateway": SinkIsToBlame},
     "unwell took nothing": {"make_gateway": UnwellTookNothing},
+    "one draw for all claims of a batch": {"make_gateway": DrawReused},
 }
 """One more, a worker's name as token, is convicted by a directed test of the store suite."""
 
