@@ -19,7 +19,6 @@ from oncebridge.engine.backlog import Backlog, DecidedEvent, PendingWrite
 from oncebridge.engine.batch import Batch, BatchEntry
 from oncebridge.engine.breaker import Blame
 from oncebridge.engine.entity_state import EntityStates
-from oncebridge.engine.sends import Parcel
 from oncebridge.engine.sink_answers import SinkAnswers
 from oncebridge.engine.verdict import First
 from oncebridge.sinks.api import Delivery, Joint, JointAnswer, SinkAnswer, Unwell
@@ -134,9 +133,9 @@ class UnfencedRelease(Faulty):
 class CommitBeforeDeliver(Gateway):
     """The right operations in the wrong order."""
 
-    async def _confirm_claims(self, batch: Batch, parcel: Parcel) -> None:
-        await self._commit(batch, parcel.rows, Fate.DELIVERED)
-        await super()._confirm_claims(batch, parcel)
+    async def _deliver(self, batch: Batch, rows: Sequence[int]) -> None:
+        await self._commit(batch, rows, Fate.DELIVERED)
+        await super()._deliver(batch, rows)
 
 
 class BareHeader(Gateway):

@@ -21,7 +21,7 @@ from oncebridge.engine.backlog import DecidedEvent, PendingWrite
 from oncebridge.engine.decide import Step
 from oncebridge.engine.hooks import Trace, sending
 from oncebridge.engine.leases import Lease, Leases
-from oncebridge.engine.memos import NO_STATE, EntityState, Memo, first_memo
+from oncebridge.engine.memos import NO_STATE, EntityState, Memo, first_memos
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import First, Outcome, Verdict
 from oncebridge.events.event import Event, Unreadable, read
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from oncebridge.engine.ordering import EntityTurn
 
 _IN_PLACE_MS = 12 * 3_600_000
+_NOT_READ = Unreadable(b"", "", "")
 
 _log = logging.getLogger("oncebridge")
 
@@ -70,7 +71,6 @@ class Batch:
         "events",
         "forwarded",
         "has_memos",
-        "has_sent",
         "hashes",
         "in_place",
         "keys",
@@ -109,12 +109,12 @@ class Batch:
         self.turns: dict[bytes, EntityTurn] = {}
         """Its turns in the entity queues, where entities are kept in order."""
         count = len(arrivals)
-        self.events: list[Event | Unreadable] = []
-        self.terms: list[Terms | None] = []
+        self.events: list[Event | Unreadable] = [_NOT_READ] * count
+        self.terms: list[Terms | None] = [None] * count
         """Those of the rule; None for events that have an entry from the start."""
-        self.keys: list[bytes] = []
+        self.keys: list[bytes] = [b""] * count
         """The only key of each event; empty for events that have an entry from the start."""
-        self.hashes: list[bytes] = []
+        self.hashes: list[bytes] = [b""] * count
         """The content to compare; empty if the rule compares none."""
         self.leases: list[Lease | None] = [None] * count
         self.outcomes: list[Outcome | None] = [None] * count
@@ -125,7 +125,6 @@ class Batch:
         """Rows that were passed to the sink, whatever the result."""
         self.forwarded: set[int] = set()
         """Rows that the sink took."""
-        self.has_sent = False
         self.has_memos = False
         """Claims carry the id and the time of the first arrival."""
         self.ends = None if within is None else self.began + within.total_seconds()
@@ -137,29 +136,26 @@ class Batch:
     def read(self, rules: RuleSet, settings: Settings) -> None:
         """Fill the columns: parse bytes, apply the rules."""
         limits, bare, apart = settings.limits, settings.bare, rules.apart
-        known, find = rules.known_terms, rules.terms
-        events, all_terms, keys, hashes = self.events, self.terms, self.keys, self.hashes
-        for arrival in self.arrivals:
+        known, find, events = rules.known_terms, rules.terms, self.events
+        for row, arrival in enumerate(self.arrivals):
             event: Event | Unreadable
-            if isinstance(arrival, bytes):
+            if type(arrival) is bytes or isinstance(arrival, bytes):
                 event = read(arrival, limits=limits, bare=bare, apart=apart)
             else:
                 event = arrival
-            events.append(event)
+            events[row] = event
             if type(event) is Event and event.replay_name is None:
-                terms = known.get((event.source, event.detail_type)) or find(event)
+                kind = event.source, event.detail_type
+                terms = known[kind] if kind in known else find(event)
                 key = terms.key_of(event) if terms.key_of is not None else None
                 if key is not None:
-                    all_terms.append(terms)
-                    keys.append(key)
-                    hashes.append(terms.hash_of(event) if terms.hash_of is not None else b"")
+                    self.terms[row] = terms
+                    self.keys[row] = key
+                    if terms.hash_of is not None:
+                        self.hashes[row] = terms.hash_of(event)
                     continue
-            row = len(all_terms)
             plan = rules.plan_arrival(event, shadow=settings.mode == "shadow")
             self.entries[row] = BatchEntry(self, row, event, plan, plan.parts, plan.entity)
-            all_terms.append(None)
-            keys.append(b"")
-            hashes.append(b"")
 
     # --- rows ------------------------------------------------------------------------------
 
@@ -185,6 +181,17 @@ class Batch:
             self.entries[row] = entry
         return entry
 
+    def own_leases(self, rows: Sequence[int]) -> list[Lease]:
+        """Return the leases of *rows*, which share them with no other row from now on."""
+        entries, by_row = self.entries, self.leases
+        plain = [row for row in rows if row not in entries] if entries else rows
+        if plain and (shared := by_row[plain[0]]) is not None and len(shared.keys) > len(plain):
+            self._all_leases.split(shared, [self.keys[row] for row in plain])
+        leases = [*dict.fromkeys(map(by_row.__getitem__, rows))]
+        if entries:
+            leases += [entries[row].entity_lease for row in rows if row in entries]
+        return [lease for lease in leases if lease is not None]
+
     def names_of(self, row: int) -> list[bytes]:
         """Return the keys of all records of an event, its entity's included."""
         entry = self.entries.get(row)
@@ -196,13 +203,18 @@ class Batch:
         return entry.key if entry is not None else self.keys[row]
 
     def parts_of(self, row: int) -> tuple[Part, ...]:
-        """Return the keys of an event, with the content to compare."""
-        entry = self.entries.get(row)
-        return entry.parts if entry is not None else (Part(self.keys[row], self.hashes[row]),)
-
-    def rule_name(self, row: int) -> str:
+        """Return the keys of an event, with what a store needs to decide about them."""
         terms = self.terms[row]
-        return self.entries[row].plan.rule.name if terms is None else terms.rule.name
+        if terms is None or row in self.entries:
+            return self.entries[row].parts
+        return (Part(self.keys[row], self.hashes[row], terms.slide_ms),)
+
+    def keep_ms_of(self, row: int) -> int:
+        """Return how long the records of an event are kept while it is not done."""
+        terms = self.terms[row]
+        if terms is None or row in self.entries:
+            return self.entries[row].keep_ms
+        return terms.spans[0].window_ms
 
     def first_arrival(self, row: int) -> First:
         """Return this arrival, as the first of its kind."""
@@ -223,82 +235,55 @@ class Batch:
         self, rows: Sequence[int], token: bytes, generation: bytes, lease_ms: int, *, memos: bool
     ) -> Wants:
         """Return the claims of *rows*, as one call under one token and one generation."""
-        keys, terms, entries = self.keys, self.terms, self.entries
-        memo: bytes | list[bytes] = b""
         self.has_memos = memos
+        memo: list[bytes] | bytes = b""
         if memos:
-            events, arrived = self.events, self.arrived_ms
-            memo = [first_memo(getattr(events[row], "id", None), arrived) for row in rows]
-        if not entries:
-            its = [terms[row] for row in rows]
-            first = its[0]
-            if first is not None and its.count(first) == len(its):
-                hash_: bytes | list[bytes] = b""
-                if first.hash_of is not None:
-                    hash_ = [self.hashes[row] for row in rows]
-                return Wants(
-                    [keys[row] for row in rows],
-                    token,
-                    generation,
-                    lease_ms,
-                    first.span.window_ms,
-                    memo,
-                    hash_,
-                    first.slide_ms,
-                )
-        parts: list[Part] = []
-        sizes: list[int] = []
-        keep_ms: list[int] = []
-        for row in rows:
-            entry, its_terms = entries.get(row), terms[row]
-            if entry is not None:
-                own, keep = entry.parts, entry.keep_ms
-            else:
-                assert its_terms is not None  # noqa: S101 - or it has an entry
-                own = (Part(keys[row], self.hashes[row], its_terms.slide_ms),)
-                keep = its_terms.span.window_ms
-            parts += own
-            sizes.append(len(own))
-            keep_ms.append(keep)
+            memo = first_memos([self.events[row] for row in rows], self.arrived_ms)
+        if not self.entries:
+            its = [terms for row in rows if (terms := self.terms[row]) is not None]
+            return Wants(
+                [self.keys[row] for row in rows],
+                token,
+                generation,
+                lease_ms,
+                folded([terms.spans[0].window_ms for terms in its]),
+                memo,
+                folded([self.hashes[row] for row in rows]),
+                folded([terms.slide_ms for terms in its]),
+            )
+        parts = [self.parts_of(row) for row in rows]
+        flat = [part for own in parts for part in own]
         return Wants(
-            [part.key for part in parts],
+            [part.key for part in flat],
             token,
             generation,
             lease_ms,
-            folded(keep_ms),
+            folded([self.keep_ms_of(row) for row in rows]),
             memo,
-            folded([part.hash for part in parts]),
-            folded([part.slide_ms for part in parts]),
-            sizes if len(parts) > len(rows) else None,
+            folded([part.hash for part in flat]),
+            folded([part.slide_ms for part in flat]),
+            [len(own) for own in parts] if len(flat) > len(rows) else None,
         )
 
     def commits(self, rows: Sequence[int], fate: Fate) -> Commits:
         """Return the commits of all claimed keys of *rows*, each under its own generation."""
-        keys: list[bytes] = []
-        generations: list[bytes] = []
-        windows: list[int] = []
-        hards: list[int] = []
+        held: list[tuple[bytes, bytes, int, int]] = []
         for row in rows:
-            lease = self.leases[row]
+            lease, terms = self.leases[row], self.terms[row]
             if lease is None:
                 continue
-            entry = self.entries.get(row)
-            if entry is None:
-                terms = self.terms[row]
-                assert terms is not None  # noqa: S101 - or it has an entry
+            if terms is not None and row not in self.entries:
                 span = terms.spans[0]
-                keys.append(self.keys[row])
-                generations.append(lease.generation)
-                windows.append(span.window_ms)
-                hards.append(span.hard_ms)
-                continue
-            for held, span in zip(entry.held, entry.plan.spans, strict=True):
-                keys.append(held.key)
-                generations.append(held.generation)
-                windows.append(span.window_ms)
-                hards.append(span.hard_ms)
-        if not keys:
+                held.append((self.keys[row], lease.generation, span.window_ms, span.hard_ms))
+            else:
+                entry = self.entries[row]
+                held += [
+                    (one.key, one.generation, span.window_ms, span.hard_ms)
+                    for one, span in zip(entry.held, entry.plan.spans, strict=True)
+                ]
+        if not held:
             return Commits([])
+        keys, generations, windows, hards = map(list, zip(*held, strict=True))
         return Commits(keys, folded(generations), fate, folded(windows), folded(hards))
 
     def deliveries(self, rows: Sequence[int], route: str, ends: float) -> list[Delivery]:
@@ -514,7 +499,8 @@ class BatchEntry(Struct, eq=False):
     # --- memos, records and deliveries -------------------------------------------------
 
     def first_memo(self) -> bytes:
-        return first_memo(getattr(self.event, "id", None), self.batch.arrived_ms)
+        (memo,) = first_memos((self.event,), self.batch.arrived_ms)
+        return memo
 
     def last_memo(self, error: str, counted: int) -> bytes:
         memo = Memo.read(self.held[-1].memo) if self.held else Memo()

@@ -17,7 +17,7 @@ from msgspec import Struct
 from oncebridge.engine.memos import EntityState
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.rules import Plan
-from oncebridge.stores.api import Busy, ClaimAnswer, Duplicate, Fate, Mismatch, NoAnswer
+from oncebridge.stores.api import Busy, Claim, ClaimAnswer, Duplicate, Fate, Mismatch, NoAnswer
 
 
 class Action(Enum):
@@ -106,14 +106,19 @@ def after_claim(
         case Mismatch():
             in_conflict = plan.in_conflict(answer.key)
             return Step(Action.CLAIM, Verdict.CONFLICT, plan=in_conflict)
-        case NoAnswer() if not policy.sends_without_store:
-            return Step(Action.RETURN, Verdict.FAILED)
+        case NoAnswer():
+            if not policy.sends_without_store:
+                return Step(Action.RETURN, Verdict.FAILED)
+            return _BURY_UNKEYED if plan.action == "dead" else _SEND_UNPROTECTED
+        case Claim():
+            return _after_grant(plan, answer, policy, is_conflict=is_conflict)
+
+
+def _after_grant(plan: Plan, claim: Claim, policy: Policy, *, is_conflict: bool) -> Step:
     if plan.action == "dead":
         return _BURY_UNKEYED
-    if isinstance(answer, NoAnswer):
-        return _SEND_UNPROTECTED
     if not policy.is_shadow:
-        attempt = max([held.attempts for held in answer.held])
+        attempt = max([held.attempts for held in claim.held])
         if policy.max_attempts is not None and attempt > policy.max_attempts:
             verdict = Verdict.CONFLICT if is_conflict else Verdict.DEAD
             return Step(Action.BURY, verdict, "attempts")

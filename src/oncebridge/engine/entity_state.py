@@ -48,6 +48,7 @@ class EntityStates:
         self,
         claims: RetryingStore,
         leases: Leases,
+        *,
         books: Books,
         dice: Dice,
         settings: Settings,

@@ -1,5 +1,6 @@
 """What records keep besides their state: the first arrival of an event, the newest state of an entity."""
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from oncebridge.base.clock import ms
 from oncebridge.base.durations import format_duration
 from oncebridge.engine.verdict import LONGEST_ID, First, Verdict
+from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.rules import Plan, Version
 
 _DAY_MS: Final = 86_400_000
@@ -161,8 +163,13 @@ def first_arrival(memo: bytes) -> First | None:
     return First(read.id, read.arrived_ms)
 
 
-def first_memo(event_id: str | None, arrived_ms: int) -> bytes:
-    """Return the memo of an event's first arrival."""
+def first_memos(events: Sequence[Event | Unreadable], arrived_ms: int) -> list[bytes]:
+    """Return the memos of the first arrivals of events."""
     # Longer ids are cut: the memo is stored with every key.
     # A tuple is written as a `Memo` is, and faster.
-    return _write((event_id[:LONGEST_ID] if event_id else None, arrived_ms))
+    return [
+        _write((event.id[:LONGEST_ID], arrived_ms))
+        if type(event) is Event and event.id
+        else _write((None, arrived_ms))
+        for event in events
+    ]

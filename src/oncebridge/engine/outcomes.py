@@ -44,35 +44,27 @@ class Outcomes:
             settled.append(row)
             is_forwarded = row in forwarded
             its = terms[row]
-            if row in entries or its is None:
-                entry = entries[row]
-                outcomes[row] = Outcome(
-                    verdict,
-                    is_final or is_forwarded,
-                    entry.plan.rule.name,
-                    entry.key,
-                    retry_after_ms,
-                    reason,
-                    is_forwarded,
-                    entry.unprotected,
-                    entry.duplicate_of,
-                    blamed,
-                    entry.sent_as,
-                )
+            if its is not None and row not in entries:
+                rule, key, is_unprotected = its.rule, keys[row], False
+                duplicate_of = firsts.get(row) if firsts else None
+                sent_as = batch.sent_as(row) if hashes[row] and row in batch.sent else b""
             else:
-                outcomes[row] = Outcome(
-                    verdict,
-                    is_final or is_forwarded,
-                    its.rule.name,
-                    keys[row],
-                    retry_after_ms,
-                    reason,
-                    is_forwarded,
-                    False,
-                    firsts.get(row) if firsts else None,
-                    blamed,
-                    batch.sent_as(row) if hashes[row] and row in batch.sent else b"",
-                )
+                entry = entries[row]
+                rule, key, is_unprotected = entry.plan.rule, entry.key, entry.unprotected
+                duplicate_of, sent_as = entry.duplicate_of, entry.sent_as
+            outcomes[row] = Outcome(
+                verdict,
+                is_final or is_forwarded,
+                rule.name,
+                key,
+                retry_after_ms,
+                reason,
+                is_forwarded,
+                is_unprotected,
+                duplicate_of,
+                blamed,
+                sent_as,
+            )
         if settled:
             self._end_leases(batch, settled)
             self._books.settle(verdict, len(settled))

@@ -1,24 +1,46 @@
 """
-The sends of one batch: several at once, each with a timeout, whatever the sink does.
+Sending: several calls of the sink at once, each while the claims of its events are held.
 
-There is one task for each call of the sink and no other, and one timer for all of them. Answers
-that arrive together are returned together, so that their commits are one round trip.
+There is one task for each call of the sink and no other, and one timer for all of them. Whatever
+the sink does, every event gets one answer, within its timeout. Answers that arrive together are
+returned together, so that their commits are one round trip.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from math import inf
 from types import CoroutineType
-from typing import get_args
+from typing import Final, get_args
 
 from msgspec import Struct
 
-from oncebridge.engine.leases import Lease
+from oncebridge.engine.batch import Batch
+from oncebridge.engine.breaker import Breaker
+from oncebridge.engine.counters import Books
+from oncebridge.engine.leases import Leases
 from oncebridge.engine.rate_limit import RateLimit
+from oncebridge.engine.settings import Settings
 from oncebridge.engine.shared_rate_limit import RateShare
-from oncebridge.errors import SinkRejected
-from oncebridge.sinks.api import JointAnswer, Never, Unknown, Yes
+from oncebridge.errors import SinkRejected, StoreError
+from oncebridge.sinks.api import (
+    Delivery,
+    Joint,
+    JointAnswer,
+    JointSink,
+    Never,
+    Sink,
+    Unknown,
+    Yes,
+)
+
+SINK_DOWN: Final = "the sink is down"
+_SHARE_POLL_S: Final = 0.5  # a share of the rate has to be renewed while events wait for it
+
+Unsent = tuple[Sequence[int], str]
+"""Rows that cannot be sent, and why."""
 
 CallListener = Callable[[int, float, bool], None]
 """Called with the number of events of a call, its seconds, and whether the sink took all."""
@@ -28,13 +50,18 @@ _TAKEN = {Yes}
 
 
 class Parcel(Struct, eq=False):
-    """The events of one call of the sink."""
+    """The events of one call of the sink: rows of a batch."""
 
     rows: Sequence[int]
     turn: float | None = None
     """Its turn under a rate limit, once it is reserved."""
     passed_before: int = 0
     """How many sends had succeeded when it was sent."""
+    began: float = 0.0
+    ends: float = inf
+    """When the call is cancelled."""
+    call: "asyncio.Future[Sequence[JointAnswer]] | None" = None
+    """None before it is sent, and once it is answered."""
     answers: Sequence[JointAnswer] = ()
 
     @property
@@ -43,197 +70,34 @@ class Parcel(Struct, eq=False):
         return set(map(type, self.answers)) == _TAKEN
 
 
-class SinkCalls:
-    """The calls of the sink that may run at once, over all batches."""
-
-    def __init__(self, count: int, listener: CallListener | None = None) -> None:
-        self._free = count
-        self._listener = listener
-        self._waiters: deque[Callable[[], None]] = deque()
-        self._running: dict[_Call, None] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self.slowest_s = 0.0
-        """How long the slowest recent call took; decays with each call."""
-
-    def acquire(self) -> bool:
-        """Take a slot, if one is free."""
-        if self._free <= 0:
-            return False
-        self._free -= 1
-        return True
-
-    def release(self) -> None:
-        self._free += 1
-        if self._waiters:
-            self._wake_next()
-
-    def notify_when_free(self, wake: Callable[[], None]) -> None:
-        """Call *wake* once when a slot is free; another batch may take it first."""
-        self._waiters.append(wake)
-
-    def cancel_notification(self, wake: Callable[[], None]) -> None:
-        """Do not call *wake* any more; the next waiter gets the slot."""
-        if self._waiters:
-            with suppress(ValueError):
-                self._waiters.remove(wake)
-            self._wake_next()
-
-    def _wake_next(self) -> None:
-        if self._free > 0 and self._waiters:
-            self._waiters.popleft()()
-
-    def add(self, call: "_Call") -> None:
-        """Time a call that was just started."""
-        self._running[call] = None
-        if self._timer is None:
-            self._timer = call.loop.call_at(call.ends, self._check_timeouts)
-        elif call.ends < self._timer.when():
-            self._timer.cancel()
-            self._timer = call.loop.call_at(call.ends, self._check_timeouts)
-
-    def remove(self, call: "_Call") -> None:
-        """Stop timing a call, and free its slot."""
-        del self._running[call]
-        if not self._running and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self.release()
-
-    def record_call(self, items: int, took_s: float, *, ok: bool) -> None:
-        """Record how long a call took, and report it to the listener."""
-        self.slowest_s = max(took_s, self.slowest_s * 0.9)
-        if self._listener is not None:
-            self._listener(items, took_s, ok)
-
-    def _check_timeouts(self) -> None:
-        self._timer = None
-        calls = [*self._running]
-        now = calls[0].loop.time()
-        for call in calls:
-            if call.ends <= now:
-                call.time_out()
-        if self._running:
-            first = min(self._running, key=lambda call: call.ends)
-            self._timer = first.loop.call_at(max(first.ends, now), self._check_timeouts)
-
-
-class _Call:
-    """One call of the sink under way."""
-
-    __slots__ = ("began", "calls", "ends", "loop", "parcel", "sends", "task")
-
-    def __init__(
-        self,
-        sends: "Sends",
-        parcel: Parcel,
-        awaitable: Awaitable[Sequence[JointAnswer]],
-        timeout_s: float,
-    ) -> None:
-        self.sends = sends
-        self.calls = sends.calls
-        self.loop = loop = sends.loop
-        self.parcel = parcel
-        self.began = loop.time()
-        self.ends = self.began + timeout_s
-        # Not `ensure_future`, which asks for the running loop: a system call in Python 3.11.
-        self.task: asyncio.Future[Sequence[JointAnswer]]
-        if isinstance(awaitable, CoroutineType):
-            self.task = loop.create_task(awaitable)
-        else:
-            self.task = asyncio.ensure_future(awaitable)
-        self.task.add_done_callback(self.on_done)
-
-    def on_done(self, task: "asyncio.Future[Sequence[JointAnswer]]") -> None:
-        if self not in self.sends.running:
-            # Cancelled before; its error is retrieved, or asyncio would log it.
-            if not task.cancelled():
-                task.exception()
-            return
-        count = len(self.parcel.rows)
-        self._end(_answers_of(task, count), self.loop.time() - self.began)
-
-    def time_out(self) -> None:
-        """Answer for a call whose time is over; unless its answer is on its way to `on_done`."""
-        if not self.task.done():
-            timeout_s = self.ends - self.began
-            unknown = Unknown(f"no answer within {timeout_s:g} s")
-            self._end([unknown] * len(self.parcel.rows), timeout_s)
-            # Not awaited: a sink that ignores its cancellation must not delay the batch.
-            self.task.cancel()
-
-    def _end(self, answers: Sequence[JointAnswer], took_s: float) -> None:
-        self.parcel.answers = answers
-        self.sends.take(self)
-        self.calls.record_call(len(answers), took_s, ok=self.parcel.is_taken)
-
-
 class Sends:
-    """
-    The calls of a sink for one batch.
+    """The sends of one batch: what waits to be sent, and what is answered."""
 
-    `start` one whenever there is a slot, and take the answers from `next`. Whatever the sink
-    does, every event gets one answer, within its timeout.
-    """
-
-    def __init__(
-        self,
-        calls: SinkCalls,
-        loop: asyncio.AbstractEventLoop,
-        rows: Sequence[int],
-        size: int,
-    ) -> None:
-        self.calls = calls
-        self.loop = loop
+    def __init__(self, sender: "Sender", batch: Batch, rows: Sequence[int], size: int) -> None:
+        self._sender = sender
+        self._loop = batch.loop
+        self.batch = batch
         self.waiting = deque(
             [Parcel(rows)]
             if len(rows) <= size
             else [Parcel(rows[at : at + size]) for at in range(0, len(rows), size)]
         )
-        """What is still to be sent."""
-        self.running: dict[_Call, None] = {}
+        self.running: dict[Parcel, None] = {}
         self._answered: list[Parcel] = []
         self._alarm: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_woken = False
-        self._waits_for_slot = False
+        self.waits_for_slot = False
 
     @property
     def has_pending(self) -> bool:
         """True if anything is to be sent or answered."""
         return bool(self.waiting or self.running or self._answered)
 
-    def take_slot(self) -> bool:
-        """Take a slot for a call; if none is free, `next` returns when one may be."""
-        if self.calls.acquire():
-            return True
-        if not self._waits_for_slot:
-            self._waits_for_slot = True
-            self.calls.notify_when_free(self._on_slot_free)
-        return False
-
-    def start(
-        self,
-        parcel: Parcel,
-        call: Awaitable[Sequence[JointAnswer]],
-        *,
-        timeout_s: float,
-        leases: Iterable[Lease] = (),
-    ) -> None:
-        """
-        Send *parcel* by *call*, in a slot that was taken.
-
-        If one of *leases* is lost meanwhile, the call is cancelled.
-        """
-        started = _Call(self, parcel, call, timeout_s)
-        for lease in leases:
-            lease.sending = started.task  # type: ignore[assignment]
-        self.running[started] = None
-        self.calls.add(started)
-
     async def next(self) -> list[Parcel]:
         """Wait for answers or a wake-up; return what is answered."""
         if not self._answered and not self._is_woken:
-            self._waiter = self.loop.create_future()
+            self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:
@@ -243,42 +107,21 @@ class Sends:
 
     def take_answers(self) -> list[Parcel]:
         """Return what is answered, without waiting."""
-        for call in [call for call in self.running if call.task.done()]:
-            call.on_done(call.task)
+        for parcel in [p for p in self.running if p.call is not None and p.call.done()]:
+            self._sender.end(self, parcel)
         answered, self._answered = self._answered, []
         return answered
 
-    def take(self, call: _Call) -> None:
-        """Take the answers of a call that is over."""
-        del self.running[call]
-        self.calls.remove(call)
-        self._answered.append(call.parcel)
+    def add_answered(self, parcel: Parcel) -> None:
+        """Add a parcel whose call is over."""
+        self._answered.append(parcel)
         self.wake()
 
     def wake_in(self, seconds: float) -> None:
         """Let `next` return after *seconds*, with or without answers."""
         if self._alarm is not None:
             self._alarm.cancel()
-        self._alarm = self.loop.call_later(seconds, self.wake)
-
-    def stop_waiting_for_slot(self) -> None:
-        """Stop waiting for a slot; another batch may have it."""
-        self._waits_for_slot = False
-        self.calls.cancel_notification(self._on_slot_free)
-
-    def close(self) -> None:
-        """Cancel the calls under way; their answers are not needed any more."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self.stop_waiting_for_slot()
-        for call in [*self.running]:
-            del self.running[call]
-            self.calls.remove(call)
-            call.task.cancel()
-
-    def _on_slot_free(self) -> None:
-        self._waits_for_slot = False
-        self.wake()
+        self._alarm = self._loop.call_later(seconds, self.wake)
 
     def wake(self) -> None:
         """Let `next` return, with or without answers."""
@@ -286,18 +129,309 @@ class Sends:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def reserve_turn(self, limit: RateLimit, share: RateShare | None) -> float:
+    def close(self) -> None:
+        """Cancel the calls under way; their answers are not needed any more."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._sender.close(self)
+
+
+class Sender:
+    """The calls of one sink, over all batches: as many at once as it takes, and as fast."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        joint: JointSink | None,
+        *,
+        route: str,
+        settings: Settings,
+        leases: Leases,
+        joint_delivery: Callable[[Batch, int, Delivery], Joint],
+        breaker: Breaker,
+        rate_limit: RateLimit,
+        books: Books,
+        listener: CallListener | None,
+    ) -> None:
+        self._sink = sink
+        self._joint = joint
+        self._route = route
+        self._timeout_s = settings.sink_timeout.total_seconds()
+        self._margin_s = settings.margin.total_seconds()
+        self._commit_budget_s = settings.commit_budget.total_seconds()
+        self._leases = leases
+        self._joint_delivery = joint_delivery
+        self._breaker = breaker
+        self._rate_limit = rate_limit
+        self.rate_share: RateShare | None = None
+        self._books = books
+        self._listener = listener
+        self._free = sink.concurrency
+        self._waiters: deque[Sends] = deque()
+        self._open: dict[Sends, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._slowest_s = 0.0
+        """How long the slowest recent call took; decays with each call."""
+        self.is_draining = False
+
+    def open(self, batch: Batch, rows: Sequence[int]) -> Sends:
+        """Return the sends of *rows*; the caller closes them."""
+        sends = Sends(self, batch, rows, self._sink.batch)
+        self._open[sends] = None
+        return sends
+
+    def close(self, sends: Sends) -> None:
+        """Cancel the calls of *sends* that are under way."""
+        del self._open[sends]
+        self._stop_waiting(sends)
+        for parcel in [*sends.running]:
+            call, parcel.call = parcel.call, None
+            del sends.running[parcel]
+            self._release()
+            if call is not None:
+                call.cancel()
+        self._stop_timer()
+
+    def wake_all(self) -> None:
+        """Let every batch that waits look again whether it can send."""
+        for sends in self._open:
+            sends.wake()
+
+    @property
+    def waiting(self) -> int:
+        """How many events wait to be sent."""
+        return sum(len(parcel.rows) for sends in self._open for parcel in sends.waiting)
+
+    # --- starting -------------------------------------------------------------------------
+
+    async def start(self, sends: Sends) -> Unsent | None:
+        """
+        Start the sends that are due, as long as there is a slot and their claims are held.
+
+        Return events that cannot be sent; the caller returns them to their source and calls
+        again.
+        """
+        limit, batch = self._rate_limit, sends.batch
+        limit.note(batch.now())
+        while sends.waiting:
+            if why := self._why_unsendable(batch, sends.waiting[0]):
+                rows = [row for parcel in sends.waiting for row in parcel.rows]
+                sends.waiting.clear()
+                self._stop_waiting(sends)
+                return rows, why
+            if limit.is_active and (pause := self._reserve_turn(sends)) > 0:
+                longest_s = _SHARE_POLL_S if self.rate_share is not None else self._timeout_s
+                sends.wake_in(min(pause, longest_s))
+                return None
+            if not self._free:
+                if not sends.waits_for_slot:
+                    sends.waits_for_slot = True
+                    self._waiters.append(sends)
+                return None
+            self._free -= 1
+            parcel = sends.waiting.popleft()
+            try:
+                unsent = await self._confirm_claims(batch, parcel)
+                if parcel.rows:
+                    self._call(sends, parcel)
+            except BaseException:
+                self._release()
+                raise
+            if not parcel.rows:
+                self._release()
+            if unsent is not None:
+                return unsent
+        return None
+
+    def _why_unsendable(self, batch: Batch, parcel: Parcel) -> str:
+        """Return why events cannot be sent any more; empty if they can."""
+        if self.is_draining:
+            return "this gateway is shutting down"
+        if self._breaker.is_open:
+            entry = batch.entries.get(parcel.rows[0])
+            if entry is None or not entry.tries_sink:
+                return SINK_DOWN  # since these were claimed
+        if batch.ends is not None and self._is_turn_after_deadline(batch, parcel):
+            return "no time left to send"
+        return ""
+
+    def _is_turn_after_deadline(self, batch: Batch, parcel: Parcel) -> bool:
+        """Return True if the turn comes only after the caller's time is over."""
+        limit, now = self._rate_limit, batch.now()
+        if not limit.is_active:
+            return False
+        if not limit.rate(now):  # this worker has no share yet, but may get one at any moment
+            return self._send_time(batch) <= 0
+        wait_s = limit.left_s(now) if parcel.turn is None else limit.wait_s(parcel.turn, now)
+        return wait_s >= self._send_time(batch)
+
+    def _reserve_turn(self, sends: Sends) -> float:
         """Reserve a turn for what is to be sent next; return the seconds until then."""
-        first, now = self.waiting[0], self.loop.time()
+        limit, share = self._rate_limit, self.rate_share
+        first, now = sends.waiting[0], sends.batch.now()
         if share is not None:
             is_short = limit.left_s(now) > 0
             limit.allow(share.current(limit.reserved, is_short=is_short), now)
         if first.turn is None or limit.is_missed(first.turn, now):
             if len(first.rows) > (most := limit.most(now)):
-                self.waiting.insert(1, Parcel(first.rows[most:]))
+                sends.waiting.insert(1, Parcel(first.rows[most:]))
                 first.rows = first.rows[:most]
             first.turn = limit.reserve(len(first.rows), now)
         return limit.wait_s(first.turn, now)
+
+    def _send_time(self, batch: Batch) -> float:
+        return batch.send_time(self._timeout_s, self._margin_s)
+
+    def _least_send_time(self, batch: Batch) -> float:
+        """
+        Return how many seconds a send needs at least.
+
+        The sink may take an event whose send is cut short by the end of the caller's time, and
+        then it is sent twice. The first send of a batch gets the time there is: a later batch
+        would not have more.
+        """
+        if batch.ends is None or not batch.sent:
+            return 0.0
+        return min(1.25 * self._slowest_s, self._timeout_s)
+
+    async def _confirm_claims(self, batch: Batch, parcel: Parcel) -> Unsent | None:
+        """
+        Leave those in *parcel* that may be sent, and return the others.
+
+        There has to be time, and the claims have to outlast the send.
+        """
+        send_time = self._send_time(batch)
+        if send_time <= self._least_send_time(batch):
+            rows, parcel.rows = parcel.rows, ()
+            return rows, "no time left to send"
+        needed = batch.now() + send_time + self._margin_s
+        leases = batch.own_leases(parcel.rows)
+        short = [lease for lease in leases if lease.lost or lease.ends < needed]
+        if not short:
+            return None
+        try:
+            await self._leases.extend(short)
+        except StoreError:
+            self._books.store_errors += 1
+        # Again: the store may have been slow.
+        needed = batch.now() + send_time + self._margin_s
+        late = [row for row in parcel.rows if not batch.entry(row).is_held_until(needed)]
+        gone = {*late}
+        parcel.rows = [row for row in parcel.rows if row not in gone]
+        return (late, "the lease ended before the send") if late else None
+
+    def _call(self, sends: Sends, parcel: Parcel) -> None:
+        """Call the sink; from now on the leases are extended for this attempt only."""
+        batch, rows = sends.batch, parcel.rows
+        timeout_s = self._send_time(batch)
+        parcel.began = now = batch.now()
+        parcel.ends = ends = now + timeout_s
+        leases = batch.own_leases(rows)
+        for lease in leases:
+            lease.give_up = ends + self._commit_budget_s + self._margin_s
+        batch.sent.update(rows)
+        parcel.passed_before = self._breaker.passed
+        deliveries = batch.deliveries(rows, self._route, ends)
+        call: Awaitable[Sequence[JointAnswer]]
+        if self._joint is None:
+            call = self._sink.deliver(deliveries)
+        else:
+            for lease in leases:
+                # The transaction itself checks the claims. It locks the rows until it ends, so
+                # leases are not extended: they outlast the send.
+                lease.ending = True
+                lease.give_up = now
+            call = self._joint.deliver_jointly(
+                [
+                    self._joint_delivery(batch, row, delivery)
+                    for row, delivery in zip(rows, deliveries, strict=True)
+                ]
+            )
+        # Not `ensure_future`, which asks for the running loop: a system call in Python 3.11.
+        is_coroutine = isinstance(call, CoroutineType)
+        task = batch.loop.create_task(call) if is_coroutine else asyncio.ensure_future(call)
+        parcel.call = task
+        task.add_done_callback(partial(self._on_done, sends, parcel))
+        if len(rows) == 1 and self._joint is None:
+            for lease in leases:  # one lost lease must not cancel the sends of others
+                lease.sending = task
+        sends.running[parcel] = None
+        if self._timer is None or ends < self._timer.when():
+            self._start_timer(batch.loop, ends)
+
+    # --- ending ---------------------------------------------------------------------------
+
+    def _on_done(
+        self, sends: Sends, parcel: Parcel, call: "asyncio.Future[Sequence[JointAnswer]]"
+    ) -> None:
+        if parcel.call is call:
+            self.end(sends, parcel)
+        elif not call.cancelled():
+            call.exception()  # retrieved, or asyncio would log it
+
+    def end(self, sends: Sends, parcel: Parcel, *, timed_out: bool = False) -> None:
+        """Take the answers of a call that is over, or whose time is."""
+        call, count = parcel.call, len(parcel.rows)
+        assert call is not None  # noqa: S101 - it is under way
+        took_s = parcel.ends - parcel.began
+        if timed_out:
+            parcel.answers = [Unknown(f"no answer within {took_s:g} s")] * count
+            # Not awaited: a sink that ignores its cancellation must not delay the batch.
+            call.cancel()
+        else:
+            took_s = sends.batch.now() - parcel.began
+            parcel.answers = _answers_of(call, count)
+        parcel.call = None
+        del sends.running[parcel]
+        self._release()
+        self._stop_timer()
+        sends.add_answered(parcel)
+        self._slowest_s = max(took_s, self._slowest_s * 0.9)
+        if self._listener is not None:
+            self._listener(count, took_s, parcel.is_taken)
+
+    def _release(self) -> None:
+        self._free += 1
+        self._wake_next()
+
+    def _wake_next(self) -> None:
+        if self._free > 0 and self._waiters:
+            sends = self._waiters.popleft()
+            sends.waits_for_slot = False
+            sends.wake()
+
+    def _stop_waiting(self, sends: Sends) -> None:
+        """Give the slot that *sends* waits for to the next one."""
+        if self._waiters:
+            with suppress(ValueError):
+                self._waiters.remove(sends)
+            self._wake_next()
+        sends.waits_for_slot = False
+
+    # --- timeouts -------------------------------------------------------------------------
+
+    def _start_timer(self, loop: asyncio.AbstractEventLoop, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(at_s, self._check_timeouts, loop)
+
+    def _stop_timer(self) -> None:
+        # No timer is left over: a loop that only runs during calls can be left at any time.
+        if self._timer is not None and not any(sends.running for sends in self._open):
+            self._timer.cancel()
+            self._timer = None
+
+    def _check_timeouts(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        now, earliest = loop.time(), inf
+        for sends in [*self._open]:
+            for parcel in [*sends.running]:
+                if parcel.ends > now:
+                    earliest = min(earliest, parcel.ends)
+                elif parcel.call is not None and not parcel.call.done():
+                    self.end(sends, parcel, timed_out=True)
+        if earliest < inf:
+            self._start_timer(loop, earliest)
 
 
 def _answers_of(task: "asyncio.Future[Sequence[JointAnswer]]", count: int) -> Sequence[JointAnswer]:

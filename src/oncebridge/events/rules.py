@@ -252,10 +252,6 @@ class Terms(Struct, frozen=True, eq=False):
     slide_ms: int = 0
     spans: tuple[Span, ...] = ()
 
-    @property
-    def span(self) -> Span:
-        return self.spans[0]
-
     def plan_with(self, key: bytes, hash_: bytes) -> Plan:
         """Return the plan of an event whose only key is *key*."""
         return Plan(self.rule, "deduplicate", (Part(key, hash_, self.slide_ms),), self.spans)
