@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
-from typing import Annotated, ClassVar, Final, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 from msgspec import Struct
 
@@ -30,6 +30,7 @@ from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
     ClaimAnswers,
+    Column,
     Columns,
     Commit,
     CommitAnswer,
@@ -176,56 +177,46 @@ class MemoryStore:
 
     def _claim_each(self, wants: Wants, now: int) -> list[ClaimAnswer | int]:
         """Claim keys of one event each."""
-        count = len(wants.keys)
-        each: list[ClaimAnswer | int] = [HELD] * count
+        each: list[ClaimAnswer | int] = [HELD] * len(wants.keys)
         opened, done, names = self._open, self._done, self._names
-        room = self._max_keys - self._count
         fresh: dict[int, list[bytes]] = {}
-        columns = (
-            wants.token,
-            wants.generation,
-            wants.lease_ms,
-            wants.keep_ms,
-            wants.memo,
-            wants.hash,
+        items = _rows(
+            *(wants.keys, wants.token, wants.generation, wants.lease_ms, wants.keep_ms),
+            *(wants.memo, wants.hash),
         )
-        items = zip(wants.keys, *[spread(column, count) for column in columns], strict=True)
         for at, (key, token, generation, lease_ms, keep_ms, memo, hash_) in enumerate(items):
             name = _name(key)
             if name in opened or name in done[name[0]]:
                 want = wants[at]
-                answer, after = transitions.claim([self._read(name, key)], want, now)
-                for record in after:
-                    self._write(name, record, is_new=False)
+                answer = self._claim(want, now)
                 if not isinstance(answer, Claim) or not answer.is_as_asked(want):
                     each[at] = answer
-                continue
-            if not room:
+            elif self._count >= self._max_keys:
                 each[at] = self._full()
-                continue
-            until = now + lease_ms
-            keep_until = until + keep_ms
-            opened[name] = Record(
-                key, token, generation, until, 1, hash_, None, memo, 0, keep_until
-            )
-            names[key] = name
-            fresh.setdefault(keep_until, []).append(name)
-            room -= 1
-        self._count = self._max_keys - room
+            else:
+                until = now + lease_ms
+                keep_until = until + keep_ms
+                opened[name] = Record(
+                    key, token, generation, until, 1, hash_, None, memo, 0, keep_until
+                )
+                names[key] = name
+                fresh.setdefault(keep_until, []).append(name)
+                self._count += 1
         for keep_until, some in fresh.items():
             self._calendar.add(keep_until, some)
         return each
 
     def _commit_each(self, commits: Commits, now: int) -> list[CommitAnswer]:
-        count = len(commits)
-        answers: list[CommitAnswer] = [_COMMITTED] * count
+        answers: list[CommitAnswer] = [_COMMITTED] * len(commits)
         opened, done, names = self._open, self._done, self._names
-        columns = commits.generation, commits.fate, commits.window_ms, commits.hard_ms, commits.memo
-        items = zip(commits.keys, *[spread(column, count) for column in columns], strict=True)
+        items = _rows(
+            *(commits.keys, commits.generation, commits.fate),
+            *(commits.window_ms, commits.hard_ms, commits.memo),
+        )
         for at, (key, generation, fate, window_ms, hard_ms, memo) in enumerate(items):
-            name = names.get(key)
-            record = opened[name] if name is not None else None
-            if name is None or record is None or record.generation != generation:
+            name = names.get(key, b"")
+            record = opened.get(name)
+            if record is None or record.generation != generation:
                 answers[at] = self._decide(transitions.commit, commits[at], now)
                 continue
             hard_until = now + hard_ms if hard_ms else 0
@@ -339,6 +330,10 @@ class MemoryStore:
                 self._remove(name)
                 removed += 1
         return removed
+
+
+def _rows(keys: list[bytes], *columns: Column[Any]) -> Iterator[tuple[Any, ...]]:
+    return zip(keys, *[spread(column, len(keys)) for column in columns], strict=True)
 
 
 class _Calendar:

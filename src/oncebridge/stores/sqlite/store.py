@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache, partial
-from itertools import chain, count
-from operator import add
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 from zlib import crc32
@@ -51,12 +50,10 @@ from oncebridge.stores.api import (
     RememberAnswer,
     Reply,
     Wants,
-    spread,
 )
 from oncebridge.stores.sqlite.database import SQLiteFile
 
 _T = TypeVar("_T")
-_V = TypeVar("_V")
 _Batch = TypeVar("_Batch", Wants, Commits)
 _Asked = TypeVar("_Asked", Commit, Release, Extension, Memory, Record)
 _Answer = TypeVar("_Answer")
@@ -99,7 +96,9 @@ FROM {{given}} CROSS JOIN oncebridge_records AS r
 # FAIL, as SQLite would otherwise prepare to undo the statement alone; we roll back everything.
 _START = f"""
 INSERT OR FAIL INTO oncebridge_records (key_crc, {_FIELDS})
-SELECT key_crc, key, token, generation, until_ms, 1, hash, 0, memo, 0, keep_until_ms FROM {{given}}
+SELECT key_crc, key, token, generation, now_ms + lease_ms, 1, hash, 0, memo, 0,
+    now_ms + lease_ms + keep_ms
+FROM {{given}}
 """  # noqa: S608
 _ODD = """
 SELECT given.key FROM {given} LEFT JOIN oncebridge_records AS r
@@ -108,8 +107,9 @@ WHERE r.fate IS NOT 0 OR r.generation IS NOT given.generation
 """
 _COMMIT = """
 UPDATE OR FAIL oncebridge_records AS r
-SET token = x'', until_ms = given.until_ms, keep_until_ms = given.until_ms,
-    hard_until_ms = given.hard_until_ms, fate = given.fate, memo = coalesce(given.memo, r.memo)
+SET token = x'', until_ms = now_ms + window_ms, keep_until_ms = now_ms + window_ms,
+    hard_until_ms = iif(hard_ms, now_ms + hard_ms, 0), fate = given.fate,
+    memo = coalesce(given.memo, r.memo)
 FROM {given} WHERE r.key_crc = given.key_crc AND r.key = given.key
 """
 _WRITE = f"""
@@ -299,12 +299,7 @@ class SQLiteStore:
         """Update all that are claimed with their generation; decide the others one by one."""
         now = self._clock()
         answers: list[CommitAnswer] = [Reply.COMMITTED] * len(commits)
-        odd = {
-            key
-            for (key,) in _execute(
-                db, _ODD, commits.keys, generation=_mapped(_blob, commits.generation)
-            )
-        }
+        odd = {key for (key,) in _execute(db, _ODD, commits.keys, generation=commits.generation)}
         if odd:
             places = [at for at, key in enumerate(commits.keys) if key in odd]
             decided = self._decide(db, transitions.commit, [commits[at] for at in places])
@@ -315,10 +310,11 @@ class SQLiteStore:
             db,
             _COMMIT,
             commits.keys,
-            until_ms=_mapped(partial(add, now), commits.window_ms),
-            hard_until_ms=_mapped(lambda span: now + span if span else 0, commits.hard_ms),
-            fate=_mapped(int, commits.fate),
-            memo=_mapped(_nullable_blob, commits.memo),
+            now_ms=now,
+            window_ms=commits.window_ms,
+            hard_ms=commits.hard_ms,
+            fate=commits.fate,
+            memo=commits.memo,
         )
         return answers
 
@@ -356,6 +352,43 @@ class SQLiteStore:
         return size
 
 
+# --- records ---------------------------------------------------------------------
+
+
+def _read(db: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Record]:
+    return {row[0]: _record(row) for row in _execute(db, _READ, keys)}
+
+
+def _start(db: sqlite3.Connection, wants: Wants, now: int) -> None:
+    """Insert the first attempts of *wants*; their keys have no records."""
+    _execute(
+        db,
+        _START,
+        wants.keys,
+        token=_per_key(wants.token, wants.sizes),
+        generation=_per_key(wants.generation, wants.sizes),
+        now_ms=now,
+        lease_ms=_per_key(wants.lease_ms, wants.sizes),
+        keep_ms=_per_key(wants.keep_ms, wants.sizes),
+        memo=_per_key(wants.memo, wants.sizes),
+        hash=wants.hash,
+    )
+
+
+def _write(db: sqlite3.Connection, records: Sequence[Record]) -> None:
+    """Insert *records*, or replace those that have their keys."""
+    columns = {name: [getattr(r, name) for r in records] for name in Record.__struct_fields__}
+    columns["fate"] = [r.fate or 0 for r in records]
+    _execute(db, _WRITE, columns.pop("key"), **columns)
+
+
+def _record(row: Sequence[Any]) -> Record:
+    key, token, generation, until, attempts, hash_, fate, memo, hard_until, keep_until = row
+    return Record(
+        key, token, generation, until, attempts, hash_, _FATES[fate], memo, hard_until, keep_until
+    )
+
+
 # --- columns ---------------------------------------------------------------------
 
 
@@ -367,55 +400,35 @@ def _execute(
 
     Its table `given` has a row per key, with *columns*, `key` and `key_crc`.
     """
-    columns = {"key_crc": [*map(crc32, keys)], "key": [*map(_blob, keys)], **columns}
-    shared, lists = [], []
-    for column in columns.values():
-        if isinstance(column, list):
-            lists.append(column)
-        else:
+    lists: list[list[Any]] = [[*map(crc32, keys)], [*map(_blob, keys)]]
+    shared: list[Any] = []
+    names = "column1 AS key_crc, column2 AS key"
+    for name, column in columns.items():
+        if not isinstance(column, list):
             shared.append(column)
+            names += f", ? AS {name}"
+            continue
+        is_blobs = column and not isinstance(column[0], int)
+        lists.append([value and _blob(value) for value in column] if is_blobs else column)
+        names += f", column{len(lists)} AS {name}"
     values = [*chain.from_iterable(zip(*lists, strict=True))]
-    shape = tuple([(name, isinstance(column, list)) for name, column in columns.items()])
-    rows, at = [], 0
+    width = len(lists)
+    rows: list[tuple[Any, ...]] = []
+    at = 0
     for size in _SIZES:
         while len(keys) - at >= size:
-            some = values[at * len(lists) : (at + size) * len(lists)]
-            rows += db.execute(_sized(statement, size, shape), shared + some).fetchall()
+            some = shared + values[at * width : (at + size) * width]
+            rows += db.execute(_sized(statement, names, width, size), some).fetchall()
             at += size
     return rows
 
 
 @lru_cache(maxsize=256)
-def _sized(statement: str, size: int, shape: tuple[tuple[str, bool], ...]) -> str:
-    """Return *statement* for *size* keys; *shape* has the columns, and whether each is a list."""
-    number = count(1)
-    names = [
-        f"column{next(number)} AS {name}" if of_keys else f"? AS {name}" for name, of_keys in shape
-    ]
-    row = f"({', '.join('?' * sum(of_keys for _, of_keys in shape))})"
-    values = ", ".join([row] * size)
-    given = f"(SELECT {', '.join(names)} FROM (VALUES {values})) AS given"  # noqa: S608
-    return statement.format(given=given)
-
-
-def _chunks(batch: _Batch) -> Iterator[_Batch]:
-    """Split *batch* into parts of one transaction each."""
-    if len(batch) <= _CHUNK:
-        yield batch
-        return
-    for at in range(0, len(batch), _CHUNK):
-        yield batch.select(range(at, min(at + _CHUNK, len(batch))))
-
-
-def _mapped(change: Callable[[_T], _V], column: Column[_T]) -> Column[_V]:
-    """Return *column* with each value changed."""
-    return [*map(change, column)] if isinstance(column, list) else change(column)
-
-
-def _summed(left: Column[int], right: Column[int], length: int) -> Column[int]:
-    if not isinstance(left, list) and not isinstance(right, list):
-        return left + right
-    return [*map(add, spread(left, length), spread(right, length))]
+def _sized(statement: str, names: str, width: int, size: int) -> str:
+    """Return *statement* with a table of *size* rows, *width* values each."""
+    row = f"({', '.join('?' * width)})"
+    rows = ", ".join([row] * size)
+    return statement.replace("{given}", f"(SELECT {names} FROM (VALUES {rows})) AS given")  # noqa: S608
 
 
 def _per_key(column: Column[_T], sizes: list[int] | None) -> Column[_T]:
@@ -425,58 +438,10 @@ def _per_key(column: Column[_T], sizes: list[int] | None) -> Column[_T]:
     return [value for value, size in zip(column, sizes, strict=True) for _ in range(size)]
 
 
-def _nullable_blob(value: bytes | None) -> bytearray | None:
-    return None if value is None else _blob(value)
-
-
-# --- records ---------------------------------------------------------------------
-
-
-def _read(db: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Record]:
-    return {row[0]: _record(row) for row in _execute(db, _READ, keys)}
-
-
-def _start(db: sqlite3.Connection, wants: Wants, now: int) -> None:
-    """Insert the first attempts of *wants*; their keys have no records."""
-    until = _mapped(partial(add, now), wants.lease_ms)
-    _execute(
-        db,
-        _START,
-        wants.keys,
-        token=_per_key(_mapped(_blob, wants.token), wants.sizes),
-        generation=_per_key(_mapped(_blob, wants.generation), wants.sizes),
-        until_ms=_per_key(until, wants.sizes),
-        hash=_mapped(_blob, wants.hash),
-        memo=_per_key(_mapped(_blob, wants.memo), wants.sizes),
-        keep_until_ms=_per_key(_summed(until, wants.keep_ms, len(wants)), wants.sizes),
-    )
-
-
-def _write(db: sqlite3.Connection, records: Sequence[Record]) -> None:
-    """Insert *records*, or replace those that have their keys."""
-    if records:
-        keys, *columns = zip(*map(_row, records), strict=True)
-        names = Record.__struct_fields__[1:]
-        _execute(db, _WRITE, keys, **dict(zip(names, map(list, columns), strict=True)))
-
-
-def _record(row: Sequence[Any]) -> Record:
-    key, token, generation, until, attempts, hash_, fate, memo, hard_until, keep_until = row
-    return Record(
-        key, token, generation, until, attempts, hash_, _FATES[fate], memo, hard_until, keep_until
-    )
-
-
-def _row(r: Record) -> tuple[Any, ...]:
-    return (
-        r.key,
-        _blob(r.token),
-        _blob(r.generation),
-        r.until_ms,
-        r.attempts,
-        _blob(r.hash),
-        int(r.fate or 0),
-        _blob(r.memo),
-        r.hard_until_ms,
-        r.keep_until_ms,
-    )
+def _chunks(batch: _Batch) -> Iterator[_Batch]:
+    """Split *batch* into parts of one transaction each."""
+    if len(batch) <= _CHUNK:
+        yield batch
+    else:
+        for at in range(0, len(batch), _CHUNK):
+            yield batch.select(range(at, min(at + _CHUNK, len(batch))))
