@@ -15,7 +15,7 @@ from tests.servers.redis import RedisServer, prefix
 from oncebridge.audit.reading import find_files
 from oncebridge.audit.warm import BATCH, StoreWarmer
 from oncebridge.audit.workers import AuditFailed
-from oncebridge.engine.batch import EntityState, Memo
+from oncebridge.engine.memos import EntityState, Memo
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.framing import as_line
 from oncebridge.genesys.simulator import simulate

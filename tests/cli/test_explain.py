@@ -15,8 +15,8 @@ from tests.size import full
 
 from oncebridge.base.clock import SystemDice
 from oncebridge.dead_letters.memory import MemoryDeadLetters
-from oncebridge.engine.batch import EntityState, Memo
 from oncebridge.engine.gateway import Gateway
+from oncebridge.engine.memos import EntityState, Memo
 from oncebridge.engine.verdict import Verdict
 from oncebridge.errors import SinkRejected
 from oncebridge.events.framing import RawRecord

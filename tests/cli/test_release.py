@@ -10,8 +10,8 @@ import sys
 import pytest
 from tests.cli.worlds import event, raw, setup_of
 
-from oncebridge.engine.batch import Memo
 from oncebridge.engine.gateway import Gateway
+from oncebridge.engine.memos import Memo
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import parse
 from oncebridge.events.key import Part

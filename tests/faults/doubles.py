@@ -24,7 +24,7 @@ from tests.size import is_full
 from oncebridge import Delivery, Gateway, Outcome, Rule, Settings, StoreUnavailable, Yes, parse
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.errors import DeadLetterError
-from oncebridge.stores.api import NoAnswer, Record
+from oncebridge.stores.api import ClaimAnswers, NoAnswer, Record
 from oncebridge.stores.memory import MemoryStore
 
 START_MS = 1_700_000_000_000
@@ -311,25 +311,25 @@ class FaultyStore:
         await self._pass("open.before")
         await self.inner.open()
 
-    async def claim(self, wants: Sequence[Any]) -> list[Any]:
+    async def claim(self, wants: Any) -> Any:
         return await self._ask("claim", wants)
 
-    async def commit(self, commits: Sequence[Any]) -> list[Any]:
+    async def commit(self, commits: Any) -> Any:
         return await self._ask("commit", commits)
 
-    async def release(self, releases: Sequence[Any]) -> list[Any]:
+    async def release(self, releases: Any) -> Any:
         return await self._ask("release", releases)
 
-    async def extend(self, extensions: Sequence[Any]) -> list[Any]:
+    async def extend(self, extensions: Any) -> Any:
         return await self._ask("extend", extensions)
 
-    async def remember(self, memories: Sequence[Any]) -> list[Any]:
+    async def remember(self, memories: Any) -> Any:
         return await self._ask("remember", memories)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    async def _ask(self, operation: str, items: Sequence[Any]) -> list[Any]:
+    async def _ask(self, operation: str, items: Any) -> Any:
         self.calls[operation] += 1
         self.asked[operation] += items
         keys = [key for item in items for key in _keys(item)]
@@ -341,18 +341,24 @@ class FaultyStore:
         await self._pass(f"{operation}.after")
         return answers
 
-    async def _apply(self, operation: str, items: Sequence[Any]) -> list[Any]:
+    async def _apply(self, operation: str, items: Any) -> Any:
         call = getattr(self.inner, operation)
         silence = self._silences.get(operation)
         if silence is None or silence.times <= 0 or not any(map(silence.chosen, items)):
-            return list(await call(items))
+            return await call(items)
         silence.times -= 1
         silent = NoAnswer("no answer for this one")
-        if silence.applied:
-            answers = await call(items)
-            return [silent if silence.chosen(i) else a for i, a in zip(items, answers, strict=True)]
-        heard = iter(await call([item for item in items if not silence.chosen(item)]))
-        return [silent if silence.chosen(item) else next(heard) for item in items]
+        chosen = [silence.chosen(item) for item in items]
+        asked = items
+        if not silence.applied:
+            asked = items.select([at for at, is_silent in enumerate(chosen) if not is_silent])
+        heard = await call(asked)
+        each = iter(heard.each if operation == "claim" else heard)
+        answers = []
+        for is_silent in chosen:
+            answer = next(each) if silence.applied or not is_silent else None
+            answers.append(silent if is_silent else answer)
+        return ClaimAnswers(items, answers, heard.now_ms) if operation == "claim" else answers
 
     async def _pass(self, seam: str) -> None:
         if seam in self._meanwhile:

@@ -29,8 +29,8 @@ from tests.servers.postgres import schema
 from tests.size import examples
 
 from oncebridge.base.clock import system_clock
-from oncebridge.engine.batch import Memo
 from oncebridge.engine.causes import Cause
+from oncebridge.engine.memos import Memo
 from oncebridge.engine.verdict import First, Verdict
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import Part

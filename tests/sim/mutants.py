@@ -9,14 +9,18 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
 from oncebridge import Gateway, Rule, Verdict, Yes
+from oncebridge.base.clock import Dice
 from oncebridge.engine.backlog import Backlog, DecidedEvent, PendingWrite
-from oncebridge.engine.batch import BatchEntry
+from oncebridge.engine.batch import Batch, BatchEntry
 from oncebridge.engine.breaker import Blame
 from oncebridge.engine.entity_state import EntityStates
+from oncebridge.engine.sends import Parcel
+from oncebridge.engine.sink_answers import SinkAnswers
 from oncebridge.engine.verdict import First
 from oncebridge.sinks.api import Delivery, Joint, JointAnswer, SinkAnswer, Unwell
 from oncebridge.stores.api import (
@@ -130,9 +134,9 @@ class UnfencedRelease(Faulty):
 class CommitBeforeDeliver(Gateway):
     """The right operations in the wrong order."""
 
-    async def _confirm_claims(self, entries: list[BatchEntry]) -> list[BatchEntry]:
-        await self._commit(entries, Fate.DELIVERED)
-        return await super()._confirm_claims(entries)
+    async def _confirm_claims(self, batch: Batch, parcel: Parcel) -> None:
+        await self._commit(batch, parcel.rows, Fate.DELIVERED)
+        await super()._confirm_claims(batch, parcel)
 
 
 class BareHeader(Gateway):
@@ -174,9 +178,9 @@ class BlindToDebts(Gateway):
     """What the store does not know was not delivered."""
 
     def _settle_unrecorded_duplicates(
-        self, entries: list[BatchEntry], ready: list[BatchEntry]
-    ) -> list[BatchEntry]:
-        return entries
+        self, batch: Batch, rows: Sequence[int], ready: list[int]
+    ) -> Sequence[int]:
+        return rows
 
 
 class ReleaseIsDelivery(Gateway):
@@ -206,7 +210,7 @@ class EventIsToBlame(Gateway):
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
-        self._blame = FixedBlame(self.sink_breaker, is_blamed=self.is_blamed)
+        self._answers.blame = FixedBlame(self.sink_breaker, is_blamed=self.is_blamed)
 
 
 class SinkIsToBlame(EventIsToBlame):
@@ -227,12 +231,45 @@ class FixedBlame(Blame):
 class UnwellTookNothing(Gateway):
     """A sink in trouble has taken nothing, so the event was never delivered."""
 
-    def _plan_retry(self, entry: BatchEntry, answer: Any) -> Any:
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._answers.__class__ = UnwellIsNo
+
+
+class UnwellIsNo(SinkAnswers):
+    def plan_retry(self, entry: BatchEntry, answer: Any) -> Any:
         maybe = entry.maybe_delivered
-        back = super()._plan_retry(entry, answer)
+        back = super().plan_retry(entry, answer)
         if isinstance(answer, Unwell):
             entry.maybe_delivered = maybe
         return back
+
+
+class DrawReused(Gateway):
+    """One token and one generation serve all claim calls of a batch."""
+
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._dice = DicePerTask(self._dice)
+
+
+class DicePerTask:
+    """The first pair of tokens of each task, again and again."""
+
+    def __init__(self, dice: Dice) -> None:
+        self._dice = dice
+        self._drawn: WeakKeyDictionary[Any, list[bytes]] = WeakKeyDictionary()
+
+    def tokens(self, count: int) -> list[bytes]:
+        task = asyncio.current_task()
+        if count != 2:
+            return self._dice.tokens(count)
+        if task not in self._drawn:
+            self._drawn[task] = self._dice.tokens(2)
+        return self._drawn[task]
+
+    def fraction(self) -> float:
+        return self._dice.fraction()
 
 
 class CommitApart(JointSinkClient):
@@ -271,6 +308,7 @@ MUTANTS: dict[str, dict[str, Any]] = {
     "refusals always counted": {"make_gateway": EventIsToBlame},
     "refusals never counted": {"make_gateway": SinkIsToBlame},
     "unwell took nothing": {"make_gateway": UnwellTookNothing},
+    "one draw for all claims of a batch": {"make_gateway": DrawReused},
 }
 """One more, a worker's name as token, is convicted by a directed test of the store suite."""
 

@@ -40,6 +40,7 @@ from oncebridge.sinks.api import (
 from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Claim,
+    ClaimAnswers,
     Commit,
     Commits,
     Mismatch,
@@ -668,7 +669,7 @@ class StoreClient:
     async def remember(self, memories: Sequence[Any]) -> Any:
         return await self._call("remember", memories, [m.key for m in memories])
 
-    async def _call(self, name: str, items: Sequence[Any], keys: list[bytes]) -> Any:
+    async def _call(self, name: str, items: Any, keys: list[bytes]) -> Any:
         world, swarm = self._world, self._world.swarm
         assert len(set(keys)) == len(keys), "the keys of one call must be distinct"
         timeout = swarm.lease_s * 0.2
@@ -700,7 +701,9 @@ class StoreClient:
             raise StoreUnavailable("sim: the reply was lost")
         if world.happens(swarm.part_unanswered):
             # Applied, but not said so for some.
-            answers = [NoAnswer("sim") if world.random.random() < 0.5 else a for a in answers]
+            each = answers.each if name == "claim" else answers
+            each = [NoAnswer("sim") if world.random.random() < 0.5 else a for a in each]
+            answers = ClaimAnswers(items, each, answers.now_ms) if name == "claim" else each
         await asyncio.sleep(world.random.random() * 0.02)
         return answers
 

@@ -39,7 +39,7 @@ class GetThenPut(SQLiteStore):
             answers.append(answer)
             changed += after
         await self._put(changed)
-        return answers
+        return ClaimAnswers.of(wants, answers)
 
     async def commit(self, commits: Commits) -> list[CommitAnswer]:
         found = await self.peek([commit.key for commit in commits])
@@ -73,7 +73,7 @@ class PartByPart(SQLiteStore):
     """It takes hold of one part after the other, and keeps what it got in vain."""
 
     async def claim(self, wants: Wants) -> ClaimAnswers:
-        return [await self._claim_parts(want) for want in wants]
+        return ClaimAnswers.of(wants, [await self._claim_parts(want) for want in wants])
 
     async def _claim_parts(self, want: Want) -> ClaimAnswer:
         held = []

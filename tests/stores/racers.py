@@ -26,12 +26,14 @@ from oncebridge.stores.api import (
     Busy,
     Claim,
     Commit,
+    Commits,
     Fate,
     NoAnswer,
     Record,
     Reply,
     Store,
     Want,
+    Wants,
 )
 
 PROCESSES: Final = 4
@@ -149,10 +151,10 @@ class Racer:
         self, heat: str, asked: Sequence[tuple[bytes, ...]], result: Result, *, reverse: bool
     ) -> Sequence[Any]:
         if heat == "commits":
-            commits = [_commit(key) for (key,) in asked]
+            commits = Commits.of([_commit(key) for (key,) in asked])
             return await _insist(self._store.commit, commits, result)
         # Half of them ask in the other order: who locks part by part is stuck here.
-        wants = [_want(keys[::-1] if reverse else keys) for keys in asked]
+        wants = Wants.of([_want(keys[::-1] if reverse else keys) for keys in asked])
         return await _insist(self._store.claim, wants, result)
 
 
@@ -167,14 +169,14 @@ def _note(result: Result, at: int, answer: Any) -> None:
 
 
 async def _insist(
-    call: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]], items: Sequence[Any], result: Result
+    call: Callable[[Any], Awaitable[Sequence[Any]]], batch: Wants | Commits, result: Result
 ) -> list[Any]:
     """Ask again, with the same tokens, where there is no answer; as the ledger does."""
-    answers: list[Any] = [NoAnswer("")] * len(items)
-    pending: Sequence[int] = range(len(items))
+    answers: list[Any] = [NoAnswer("")] * len(batch)
+    pending: Sequence[int] = range(len(batch))
     for _ in range(_TRIES):
         try:
-            heard = await call([items[at] for at in pending])
+            heard = await call(batch.select(pending))
         except StoreUnavailable as error:
             heard = [NoAnswer(str(error))] * len(pending)
         for at, answer in zip(pending, heard, strict=True):
@@ -251,8 +253,8 @@ async def race(
 
 async def _prepare(store: Store, raced: dict[str, list[bytes]]) -> None:
     """Claim what is to be taken over, and what is to be committed."""
-    lapsing = [_want([key], lease_ms=_SHORT_MS) for key in raced["take-overs"]]
-    known = [_want([key], known=True) for key in raced["commits"]]
+    lapsing = Wants.of([_want([key], lease_ms=_SHORT_MS) for key in raced["take-overs"]])
+    known = Wants.of([_want([key], known=True) for key in raced["commits"]])
     for wants in (lapsing, known):
         answers = await _insist(store.claim, wants, Result([], {}))
         assert all(isinstance(answer, Claim) for answer in answers)

@@ -68,14 +68,14 @@ async def test_the_clock_of_a_client_changes_nothing(
             times = [await store.now_ms() for store in (early, late, here)]
             assert max(times) - min(times) < _NEAR_MS
 
-            first = await only(late.claim([want(key, lease_ms=_LEASE_MS)]))
+            first = await only(late.claim(Wants.of([want(key, lease_ms=_LEASE_MS)])))
             assert isinstance(first, Claim)
             for store in (early, late, here):
                 busy = await only(store.claim(Wants.of([want(key)])))
                 assert isinstance(busy, Busy)
                 assert busy.left_ms <= _LEASE_MS
             await asyncio.sleep(_LEASE_MS / 1000 + 0.1)
-            second = await only(early.claim([want(key, lease_ms=_LEASE_MS)]))
+            second = await only(early.claim(Wants.of([want(key, lease_ms=_LEASE_MS)])))
             assert isinstance(second, Claim)
             assert second.held[0].attempts == 2
             assert second.held[0].generation == first.held[0].generation
@@ -88,10 +88,10 @@ async def test_the_clock_of_a_client_changes_nothing(
                 assert isinstance(await only(store.claim(Wants.of([want(key)]))), Duplicate)
             await asyncio.sleep(_WINDOW_MS / 1000 + 0.1)
             assert await late.purge() >= 0
-            anew = await only(late.claim([want(key)]))
+            anew = await only(late.claim(Wants.of([want(key)])))
             assert isinstance(anew, Claim)
             assert anew.held[0].attempts == 1
-            assert isinstance(await only(early.claim([want(key)])), Busy)
+            assert isinstance(await only(early.claim(Wants.of([want(key)]))), Busy)
 
 
 @pytest.mark.parametrize("moved_s", [+_HOUR_S, -_HOUR_S])

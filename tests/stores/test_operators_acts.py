@@ -11,7 +11,7 @@ from tests.servers.postgres import Postgres, schema
 from tests.servers.redis import RedisCluster, RedisServer, prefix
 from tests.servers.s3 import S3Server
 
-from oncebridge.engine.batch import Memo
+from oncebridge.engine.memos import Memo
 from oncebridge.events.key import Part
 from oncebridge.operate import operator_log
 from oncebridge.operate.lookup import records_with_id
@@ -120,7 +120,7 @@ async def test_what_is_held_is_released_by_what_was_seen_there(opened: Opened):
     async with opened() as worker, opened() as operator:
         memo = Memo("a1", 7).write()
         wants = [Want((Part(key),), key[:16], key[-16:], HOUR, 5 * HOUR, memo) for key in keys[:2]]
-        assert all(isinstance(answer, Claim) for answer in await worker.claim(wants))
+        assert all(isinstance(answer, Claim) for answer in await worker.claim(Wants.of(wants)))
         await operator.remember(Memories.of([Memory(done, b"g" * 16, Fate.DELIVERED, HOUR)]))
         seen = await read_statuses(operator, dict.fromkeys(keys, b""))
         assert [one.is_held for one in seen] == [True, True, False, False]
@@ -152,7 +152,7 @@ async def test_a_first_copy_is_found_by_its_id_among_all_records(opened: Opened)
             Want((Part(key),), key[:16], key[-16:], HOUR, HOUR, Memo(f"id-{n}", 7).write())
             for n, key in enumerate(keys)
         ]
-        await store.claim(wants)
+        await store.claim(Wants.of(wants))
         await StoreOperatorLog(store).write(
             "forget", [operator_log.event_log_key(key) for key in keys]
         )

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from oncebridge.base.clock import SystemDice
 from oncebridge.errors import StoreUnavailable
-from oncebridge.stores.api import Wants
+from oncebridge.stores.api import Commits, Extensions, Memories, Releases, Wants
 from oncebridge.stores.sqlite.store import SQLiteStore
 
 _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -36,20 +36,20 @@ class WiredStore:
     async def open(self) -> None:
         await self._ask("now_ms")
 
-    async def claim(self, wants: Sequence[Any]) -> Any:
-        return await self._ask("claim", list(wants))
+    async def claim(self, wants: Wants) -> Any:
+        return await self._ask("claim", wants)
 
-    async def commit(self, commits: Sequence[Any]) -> Any:
-        return await self._ask("commit", list(commits))
+    async def commit(self, commits: Commits) -> Any:
+        return await self._ask("commit", commits)
 
-    async def release(self, releases: Sequence[Any]) -> Any:
-        return await self._ask("release", list(releases))
+    async def release(self, releases: Releases) -> Any:
+        return await self._ask("release", releases)
 
-    async def extend(self, extensions: Sequence[Any]) -> Any:
-        return await self._ask("extend", list(extensions))
+    async def extend(self, extensions: Extensions) -> Any:
+        return await self._ask("extend", extensions)
 
-    async def remember(self, memories: Sequence[Any]) -> Any:
-        return await self._ask("remember", list(memories))
+    async def remember(self, memories: Memories) -> Any:
+        return await self._ask("remember", memories)
 
     async def peek(self, keys: Sequence[bytes]) -> Any:
         return await self._ask("peek", list(keys))
@@ -188,7 +188,7 @@ class Stubborn(WiredStore):
 class Renaming(WiredStore):
     """It draws the token itself, and so does not know its own claim again."""
 
-    async def claim(self, wants: Sequence[Any]) -> Any:
+    async def claim(self, wants: Wants) -> Any:
         return await super().claim(
             Wants.of([replace(w, token=SystemDice().tokens(1)[0]) for w in wants])
         )

@@ -53,7 +53,7 @@ class Owing:
 @virtual
 async def test_a_debt_is_paid_at_once_if_the_store_is_there():
     owing = Owing()
-    _, generation = await owing.claim(Wants.of(1))
+    _, generation = await owing.claim(1)
     owing.backlog.add([owing.commit(1, generation)])
     assert len(owing.backlog) == 1
     began = now()
@@ -67,7 +67,7 @@ async def test_a_debt_is_paid_at_once_if_the_store_is_there():
 @virtual
 async def test_a_debt_is_tried_until_it_lands_with_growing_pauses(side):
     owing = Owing()
-    _, generation = await owing.claim(Wants.of(1))
+    _, generation = await owing.claim(1)
     owing.store.arm(f"commit.{side}", times=1e9, for_s=300)
     owing.backlog.add([owing.commit(1, generation)])
     await asyncio.sleep(299)
@@ -97,8 +97,8 @@ async def test_single_items_without_an_answer_stay():
 @virtual
 async def test_commits_and_releases_without_an_answer_stay_too():
     owing = Owing()
-    _, generation = await owing.claim(Wants.of(1))
-    token, _ = await owing.claim(Wants.of(2))
+    _, generation = await owing.claim(1)
+    token, _ = await owing.claim(2)
     owing.store.silence("commit", times=2)
     owing.store.silence("release", times=2)
     owing.backlog.add([owing.commit(1, generation), PendingWrite(Release(key(2), token))])
@@ -112,7 +112,7 @@ async def test_commits_and_releases_without_an_answer_stay_too():
 @virtual
 async def test_the_release_of_a_claim_goes_before_the_memory_of_its_key():
     owing = Owing()
-    token, _ = await owing.claim(Wants.of(1))
+    token, _ = await owing.claim(1)
     owing.backlog.add([PendingWrite(Release(key(1), token))])
     owing.backlog.add([owing.memory(1)])
     await owing.backlog.settle(10)
@@ -122,7 +122,7 @@ async def test_the_release_of_a_claim_goes_before_the_memory_of_its_key():
 @virtual
 async def test_several_debts_of_one_key_are_paid_in_their_order():
     owing = Owing()
-    token, _ = await owing.claim(Wants.of(1))
+    token, _ = await owing.claim(1)
     owing.store.arm("release.before", times=3)
     owing.backlog.add(
         [PendingWrite(Release(key(1), token, memo=b"a")), owing.memory(1), owing.memory(1)]
@@ -206,8 +206,8 @@ async def test_closing_stops_the_work():
 @virtual
 async def test_one_kind_of_debt_that_fails_does_not_hold_up_the_others_for_ever():
     owing = Owing()
-    _, generation = await owing.claim(Wants.of(1))
-    token, _ = await owing.claim(Wants.of(2))
+    _, generation = await owing.claim(1)
+    token, _ = await owing.claim(2)
     owing.store.arm("release.before", times=4, error=StoreError("not passing"))
     owing.backlog.add([PendingWrite(Release(key(2), token)), owing.commit(1, generation)])
     await owing.backlog.settle(60)
@@ -218,7 +218,7 @@ async def test_one_kind_of_debt_that_fails_does_not_hold_up_the_others_for_ever(
 @virtual
 async def test_an_answer_that_refuses_is_an_answer():
     owing = Owing()
-    _, generation = await owing.claim(Wants.of(1))
+    _, generation = await owing.claim(1)
     stranger = bytes(16)
     owing.backlog.add(
         [owing.commit(1, stranger), PendingWrite(Release(key(1), stranger)), owing.memory(1)]
@@ -246,7 +246,7 @@ async def test_a_silent_store_is_not_asked_without_a_pause():
 async def test_what_is_owed_is_known_by_its_identifying_key_until_its_window_is_over():
     owing = Owing()
     owing.store.arm("commit.before", times=1e9)
-    _, generation = await owing.claim(Wants.of(1))
+    _, generation = await owing.claim(1)
     write = owing.commit(1, generation)
     other = PendingWrite(
         Commit(key(2), generation, Fate.DELIVERED, DAY_MS),
@@ -265,7 +265,7 @@ async def test_what_is_owed_is_known_by_its_identifying_key_until_its_window_is_
 async def test_a_debt_that_is_paid_late_ends_when_its_window_does():
     owing = Owing()
     owing.store.arm("commit.before", times=1e9, for_s=3600)
-    _, generation = await owing.claim(Wants.of(1))
+    _, generation = await owing.claim(1)
     ends_ms = now_ms() + DAY_MS
     owing.backlog.add([owing.commit(1, generation)])
     await owing.backlog.settle(7200)

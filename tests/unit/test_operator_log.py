@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from oncebridge.base.clock import SystemDice
-from oncebridge.engine.batch import Memo
+from oncebridge.engine.memos import Memo
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import Part, conflict_key, make_key
 from oncebridge.operate import operator_log

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from oncebridge.audit.rows import ClaimedKey, ComplexPlan
-from oncebridge.engine.batch import EntityState
+from oncebridge.engine.memos import EntityState
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.key import Part, conflict_key
 from oncebridge.events.rules import Plan, Rule, Span

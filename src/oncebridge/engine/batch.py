@@ -1,8 +1,9 @@
 """
-The state of a batch while the gateway processes it, and the memos that records keep.
+A batch while the gateway processes it: columns, and an object for each event that needs one.
 
-A `BatchEntry` is one event of a batch, together with its duplicates in the same batch. Nothing
-here calls a store or a sink.
+The same position (row) in each column of a `Batch` is one event. An event has a `BatchEntry` only
+if there is more to know about it than its columns hold: several keys, an entity, a conflict,
+an earlier attempt, a send that failed. Nothing here calls a store or a sink.
 """
 
 import asyncio
@@ -10,32 +11,38 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from oncebridge.base.clock import Dice, ms
-from oncebridge.base.durations import format_duration
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.backlog import DecidedEvent, PendingWrite
+from oncebridge.engine.decide import Step
 from oncebridge.engine.hooks import Trace, sending
-from oncebridge.engine.leases import Lease
-from oncebridge.engine.verdict import LONGEST_ID, First, Outcome, Verdict
-from oncebridge.events.event import Event, Unreadable
-from oncebridge.events.key import Part
-from oncebridge.events.rules import OnConflict, Plan, Version
+from oncebridge.engine.leases import Lease, Leases
+from oncebridge.engine.memos import NO_STATE, EntityState, Memo, first_memo
+from oncebridge.engine.settings import Settings
+from oncebridge.engine.verdict import First, Outcome, Verdict
+from oncebridge.events.event import Event, Unreadable, read
+from oncebridge.events.key import Part, conflict_key
+from oncebridge.events.rules import OnConflict, Plan, RuleSet, Terms
 from oncebridge.sinks.api import Delivery
-from oncebridge.stores.api import Claim, Commit, Fate, Memory
+from oncebridge.stores.api import (
+    Claim,
+    Commit,
+    Commits,
+    Fate,
+    Held,
+    Memory,
+    Wants,
+    folded,
+)
 
 if TYPE_CHECKING:
     from oncebridge.engine.ordering import EntityTurn
 
-_DUPLICATE: Final = Verdict.DUPLICATE  # an enum's members are slow to find
-_DAY_MS: Final = 86_400_000
-_IN_PLACE_MS: Final = 12 * 3_600_000
+_IN_PLACE_MS = 12 * 3_600_000
 
 _log = logging.getLogger("oncebridge")
 
@@ -50,174 +57,33 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-class Memo(Struct, frozen=True, array_like=True, omit_defaults=True):
-    """The memo in the record of an event: the first arrival, and the last failure."""
-
-    id: str | None = None
-    arrived_ms: int = 0
-    maybe_delivered: bool = False
-    error: str = ""
-    counted: int = 0
-    """How many attempts had been counted when this was written."""
-    since_ms: int = 0
-    """When the event was first claimed, by the store's clock."""
-
-    @classmethod
-    def read(cls, memo: bytes) -> "Memo":
-        """Return the memo that was read; an empty one if another version wrote it."""
-        try:
-            return _read_memo(memo) if memo else cls()
-        except msgspec.MsgspecError:
-            return cls()
-
-    def write(self) -> bytes:
-        return _write(self)
-
-
-class EntityState(Struct, frozen=True, array_like=True, omit_defaults=True):
-    """
-    The memo in the record of an entity: the newest state that was delivered.
-
-    It is valid for the rule's window, from the delivery on. Stale arrivals do not prolong it: a
-    wrong version must not hide the right ones for ever.
-    """
-
-    kind: str = ""
-    version: int | float = 0
-    state: str = ""
-    """A fingerprint: states may be personal data."""
-    at_ms: int = 0
-    """When that state was delivered, by the store's clock."""
-    noted_ms: int = 0
-    """When an event arrived that had the same state and a newer version."""
-    stale: int = 0
-    """How many stale events have arrived since."""
-
-    @classmethod
-    def read(cls, memo: bytes) -> "EntityState":
-        try:
-            return _read_register(memo) if memo else cls()
-        except msgspec.MsgspecError:
-            return cls()
-
-    def write(self) -> bytes:
-        return _write(self)
-
-    def left_ms(self, plan: Plan, now_ms: int) -> int:
-        """Return for how many more milliseconds this state is valid."""
-        return max(max(self.at_ms, self.noted_ms) + plan.keep_ms - now_ms, 0)
-
-    def judge(self, plan: Plan, now_ms: int) -> Verdict | None:
-        """Return the verdict if the event is not to be sent, or CONFLICT if versions do not compare."""
-        if why_incomparable(self, plan, now_ms):
-            return Verdict.CONFLICT
-        if not self.left_ms(plan, now_ms):
-            return None
-        if self._is_newer_than(plan, now_ms):
-            return Verdict.STALE
-        quiet = plan.rule.quiet
-        if quiet is None or not self.state or self.state != _fingerprint(plan.state):
-            return None
-        return Verdict.UNCHANGED if now_ms - self.at_ms < ms(quiet.time) else None
-
-    def after_delivery(self, plan: Plan, now_ms: int) -> "EntityState":
-        """Return the state after the event was delivered; a newer one stays."""
-        if self.left_ms(plan, now_ms) and self._is_newer_than(plan, now_ms):
-            return self
-        kind, version = plan.version or ("", 0)
-        return EntityState(kind, version, _fingerprint(plan.state), now_ms)
-
-    def after_unchanged(self, plan: Plan, now_ms: int) -> "EntityState":
-        """Return the state after an event that changes only the version."""
-        if plan.version is None or self._is_newer_than(plan, now_ms):
-            return self
-        kind, version = plan.version
-        return EntityState(kind, version, self.state, self.at_ms, now_ms)
-
-    def after_stale(self) -> "EntityState":
-        """Return the state after one more stale event."""
-        return replace(self, stale=self.stale + 1)
-
-    def _is_newer_than(self, plan: Plan, now_ms: int) -> bool:
-        # Strictly: two events of one version are two events, and both are delivered.
-        return (
-            plan.version is not None
-            and plan.version[0] == self.kind
-            and plan.version[1] < self.version
-            # A version far ahead may have been recorded before the rule had a bound.
-            and not _ahead_ms((self.kind, self.version), plan, now_ms)
-        )
-
-
-def why_incomparable(state: EntityState, plan: Plan, now_ms: int) -> str:
-    """Return why the event's version cannot be compared with the entity's; empty if it can."""
-    if plan.version is None:
-        return ""
-    ahead_ms = _ahead_ms(plan.version, plan, now_ms)
-    if ahead_ms and plan.rule.latest is not None:
-        most = format_duration(plan.rule.latest.ahead)
-        return (
-            f"its version is {ahead_ms / _DAY_MS:,.1f} days ahead of the store's clock; the rule "
-            f"allows {most} (latest.ahead)"
-        )
-    kind = plan.version[0]
-    if state.kind and state.kind != kind and state.left_ms(plan, now_ms):
-        return f"its version is of type {kind}, and that of its entity of type {state.kind}"
-    return ""
-
-
-def _ahead_ms(version: Version, plan: Plan, now_ms: int) -> int:
-    """Return how far an instant is ahead of the clock; 0 if that is within the rule's bound."""
-    kind, value = version
-    latest = plan.rule.latest
-    if kind != "instant" or latest is None:
-        return 0
-    ahead_ms = int(value) // 1000 - now_ms
-    return ahead_ms if ahead_ms > ms(latest.ahead) else 0
-
-
-_NOTHING_YET = EntityState()
-
-_read_memo = msgspec.json.Decoder(Memo).decode
-_read_register = msgspec.json.Decoder(EntityState).decode
-_write = msgspec.json.Encoder().encode
-
-
-def _writable(text: str) -> str:
-    """Return text that can be encoded: the messages of a driver may contain lone surrogates."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def _fingerprint(state: bytes) -> str:
-    return blake2b(state, digest_size=16).hexdigest() if state else ""
-
-
-def first_arrival(memo: bytes) -> First | None:
-    """Return the first arrival, from a record's memo."""
-    if not memo:
-        return None
-    read = Memo.read(memo)
-    return First(read.id, read.arrived_ms)
-
-
 class Batch:
-    """The arrivals of one call, their outcomes, and the time there is."""
+    """The arrivals of one call as columns, their outcomes, and the time there is."""
 
     __slots__ = (
+        "_all_leases",
         "arrivals",
+        "arrived_ms",
         "began",
         "ends",
         "entries",
+        "events",
+        "forwarded",
+        "has_memos",
         "has_sent",
+        "hashes",
         "in_place",
+        "keys",
+        "leases",
         "loop",
         "now",
         "outcomes",
         "patient_until",
+        "sent",
         "settled",
+        "terms",
+        "traces",
         "turns",
-        "undeliverable",
-        "unkeyed",
     )
 
     def __init__(
@@ -225,12 +91,16 @@ class Batch:
         arrivals: Sequence[Arrival],
         within: timedelta | None,
         patience: timedelta,
-        settled: Settled | None = None,
+        settled: Settled | None,
+        leases: Leases,
         *,
         in_place: bool = False,
+        arrived_ms: int,
     ) -> None:
         self.arrivals = arrivals
+        self.arrived_ms = arrived_ms
         self.settled = settled
+        self._all_leases = leases
         self.in_place = in_place
         # Kept: asking for the running loop is a system call in Python 3.11.
         self.loop = asyncio.get_running_loop()
@@ -238,16 +108,229 @@ class Batch:
         self.began = self.now()
         self.turns: dict[bytes, EntityTurn] = {}
         """Its turns in the entity queues, where entities are kept in order."""
-        self.outcomes: list[Outcome | None] = [None] * len(arrivals)
-        self.entries: list[BatchEntry] = []
-        self.unkeyed: list[BatchEntry] = []
-        """Entries without a key to claim."""
-        self.undeliverable: list[BatchEntry] = []
-        """Entries that go to the dead letters without being sent."""
+        count = len(arrivals)
+        self.events: list[Event | Unreadable] = []
+        self.terms: list[Terms | None] = []
+        """Those of the rule; None for events that have an entry from the start."""
+        self.keys: list[bytes] = []
+        """The only key of each event; empty for events that have an entry from the start."""
+        self.hashes: list[bytes] = []
+        """The content to compare; empty if the rule compares none."""
+        self.leases: list[Lease | None] = [None] * count
+        self.outcomes: list[Outcome | None] = [None] * count
+        self.entries: dict[int, BatchEntry] = {}
+        """By row, for events with more to know than these columns."""
+        self.traces: Sequence[Trace | None] = ()
+        self.sent: set[int] = set()
+        """Rows that were passed to the sink, whatever the result."""
+        self.forwarded: set[int] = set()
+        """Rows that the sink took."""
         self.has_sent = False
+        self.has_memos = False
+        """Claims carry the id and the time of the first arrival."""
         self.ends = None if within is None else self.began + within.total_seconds()
         until = self.began + patience.total_seconds() if patience else 0.0
         self.patient_until = until if self.ends is None else min(until, self.ends)
+
+    # --- reading -------------------------------------------------------------------------
+
+    def read(self, rules: RuleSet, settings: Settings) -> None:
+        """Fill the columns: parse bytes, apply the rules."""
+        limits, bare, apart = settings.limits, settings.bare, rules.apart
+        known, find = rules.known_terms, rules.terms
+        events, all_terms, keys, hashes = self.events, self.terms, self.keys, self.hashes
+        for arrival in self.arrivals:
+            event: Event | Unreadable
+            if isinstance(arrival, bytes):
+                event = read(arrival, limits=limits, bare=bare, apart=apart)
+            else:
+                event = arrival
+            events.append(event)
+            if type(event) is Event and event.replay_name is None:
+                terms = known.get((event.source, event.detail_type)) or find(event)
+                key = terms.key_of(event) if terms.key_of is not None else None
+                if key is not None:
+                    all_terms.append(terms)
+                    keys.append(key)
+                    hashes.append(terms.hash_of(event) if terms.hash_of is not None else b"")
+                    continue
+            row = len(all_terms)
+            plan = rules.plan_arrival(event, shadow=settings.mode == "shadow")
+            self.entries[row] = BatchEntry(self, row, event, plan, plan.parts, plan.entity)
+            all_terms.append(None)
+            keys.append(b"")
+            hashes.append(b"")
+
+    # --- rows ------------------------------------------------------------------------------
+
+    def entry(self, row: int) -> "BatchEntry":
+        """Return the entry of a row; one that had none leaves what it shares with others."""
+        entry = self.entries.get(row)
+        if entry is None:
+            key, hash_, terms, event = (
+                self.keys[row],
+                self.hashes[row],
+                self.terms[row],
+                self.events[row],
+            )
+            assert terms is not None  # noqa: S101 - otherwise it has an entry
+            plan = terms.plan_with(key, hash_)
+            entry = BatchEntry(self, row, event, plan, plan.parts, b"")
+            lease = self.leases[row]
+            if lease is not None:
+                self._all_leases.split(lease, (key,))
+                memo = entry.first_memo() if self.has_memos else b""
+                entry.held = (Held(key, lease.generation, 1, memo),)
+                entry.since_ms = lease.now_ms
+            self.entries[row] = entry
+        return entry
+
+    def names_of(self, row: int) -> list[bytes]:
+        """Return the keys of all records of an event, its entity's included."""
+        entry = self.entries.get(row)
+        return entry.names() if entry is not None else [self.keys[row]]
+
+    def key_of(self, row: int) -> bytes:
+        """Return the identifying key of an event; empty if it has none."""
+        entry = self.entries.get(row)
+        return entry.key if entry is not None else self.keys[row]
+
+    def parts_of(self, row: int) -> tuple[Part, ...]:
+        """Return the keys of an event, with the content to compare."""
+        entry = self.entries.get(row)
+        return entry.parts if entry is not None else (Part(self.keys[row], self.hashes[row]),)
+
+    def rule_name(self, row: int) -> str:
+        terms = self.terms[row]
+        return self.entries[row].plan.rule.name if terms is None else terms.rule.name
+
+    def first_arrival(self, row: int) -> First:
+        """Return this arrival, as the first of its kind."""
+        event = self.events[row]
+        return First(event.id if isinstance(event, Event) else None, self.arrived_ms)
+
+    def sent_as(self, row: int) -> bytes:
+        """Return the key that an event is sent with, if that is not its own."""
+        entry = self.entries.get(row)
+        if entry is not None:
+            return entry.plan.sent_as if entry.plan.sent_as != entry.key else b""
+        hash_ = self.hashes[row]
+        return conflict_key(self.keys[row], hash_) if hash_ else b""
+
+    # --- what is asked of the store ----------------------------------------------------------
+
+    def wants(
+        self, rows: Sequence[int], token: bytes, generation: bytes, lease_ms: int, *, memos: bool
+    ) -> Wants:
+        """Return the claims of *rows*, as one call under one token and one generation."""
+        keys, terms, entries = self.keys, self.terms, self.entries
+        memo: bytes | list[bytes] = b""
+        self.has_memos = memos
+        if memos:
+            events, arrived = self.events, self.arrived_ms
+            memo = [first_memo(getattr(events[row], "id", None), arrived) for row in rows]
+        if not entries:
+            its = [terms[row] for row in rows]
+            first = its[0]
+            if first is not None and its.count(first) == len(its):
+                hash_: bytes | list[bytes] = b""
+                if first.hash_of is not None:
+                    hash_ = [self.hashes[row] for row in rows]
+                return Wants(
+                    [keys[row] for row in rows],
+                    token,
+                    generation,
+                    lease_ms,
+                    first.span.window_ms,
+                    memo,
+                    hash_,
+                    first.slide_ms,
+                )
+        parts: list[Part] = []
+        sizes: list[int] = []
+        keep_ms: list[int] = []
+        for row in rows:
+            entry, its_terms = entries.get(row), terms[row]
+            if entry is not None:
+                own, keep = entry.parts, entry.keep_ms
+            else:
+                assert its_terms is not None  # noqa: S101 - or it has an entry
+                own = (Part(keys[row], self.hashes[row], its_terms.slide_ms),)
+                keep = its_terms.span.window_ms
+            parts += own
+            sizes.append(len(own))
+            keep_ms.append(keep)
+        return Wants(
+            [part.key for part in parts],
+            token,
+            generation,
+            lease_ms,
+            folded(keep_ms),
+            memo,
+            folded([part.hash for part in parts]),
+            folded([part.slide_ms for part in parts]),
+            sizes if len(parts) > len(rows) else None,
+        )
+
+    def commits(self, rows: Sequence[int], fate: Fate) -> Commits:
+        """Return the commits of all claimed keys of *rows*, each under its own generation."""
+        keys: list[bytes] = []
+        generations: list[bytes] = []
+        windows: list[int] = []
+        hards: list[int] = []
+        for row in rows:
+            lease = self.leases[row]
+            if lease is None:
+                continue
+            entry = self.entries.get(row)
+            if entry is None:
+                terms = self.terms[row]
+                assert terms is not None  # noqa: S101 - or it has an entry
+                span = terms.spans[0]
+                keys.append(self.keys[row])
+                generations.append(lease.generation)
+                windows.append(span.window_ms)
+                hards.append(span.hard_ms)
+                continue
+            for held, span in zip(entry.held, entry.plan.spans, strict=True):
+                keys.append(held.key)
+                generations.append(held.generation)
+                windows.append(span.window_ms)
+                hards.append(span.hard_ms)
+        if not keys:
+            return Commits([])
+        return Commits(keys, folded(generations), fate, folded(windows), folded(hards))
+
+    def deliveries(self, rows: Sequence[int], route: str, ends: float) -> list[Delivery]:
+        """Return what the sink is asked to send; *ends* is when its call is cancelled."""
+        entries, leases, keys, hashes = self.entries, self.leases, self.keys, self.hashes
+        deliveries = []
+        for row in rows:
+            if row in entries:
+                deliveries.append(entries[row].delivery(route, ends))
+                continue
+            lease, event = leases[row], self.events[row]
+            assert isinstance(event, Event)  # noqa: S101 - what is not an event has an entry
+            assert lease is not None  # noqa: S101 - what is sent without a claim has an entry
+            trace = self.traces[row] if self.traces else None
+            deliveries.append(
+                Delivery(
+                    event,
+                    keys[row],
+                    lease.generation,
+                    1,
+                    route,
+                    None,
+                    False,
+                    b"",
+                    ends,
+                    sending(trace) if trace is not None else "",
+                    conflict_key(keys[row], hashes[row]) if hashes[row] else b"",
+                )
+            )
+        return deliveries
+
+    # --- time --------------------------------------------------------------------------------
 
     def report(self, index: int, outcome: Outcome) -> None:
         """Report an outcome to the caller, if it asked for that."""
@@ -293,54 +376,49 @@ class Batch:
 
 
 class BatchEntry(Struct, eq=False):
-    """One event of a batch, and what is known about it so far."""
+    """An event of a batch that needs more than the columns, and what is known about it so far."""
 
     batch: Batch
-    index: int
+    row: int
     event: Event | Unreadable
     plan: Plan
     parts: tuple[Part, ...]
     entity: bytes
     """`parts` and `entity` are those of the plan."""
-    arrived_ms: int
-    claim: Claim | None = None
-    claimed_at: float = 0.0
-    """When the claim was answered, by the running loop's time."""
+    held: tuple[Held, ...] = ()
+    """The records of its claim; none if it has no claim."""
     attempt: int = 1
     since_ms: int = 0
     """When it was first claimed, by the store's clock; 0 if that is not known."""
-    lease: Lease | None = None
     entity_lease: Lease | None = None
     store_offset_ms: float = 0.0
     """The store's clock minus ours."""
-    state_before: EntityState = _NOTHING_YET
+    state_before: EntityState = NO_STATE
     duplicate_of: First | None = None
     """The arrival that this one is a duplicate of."""
     matched_key: bytes = b""
     """The key that the store knew."""
-    duplicates: "list[BatchEntry] | tuple[()]" = ()
-    is_sent: bool = False
-    """It was passed to the sink, whatever the result."""
+    duplicates: "list[int] | tuple[()]" = ()
+    """The rows of its duplicates in the batch."""
     sent_as: bytes = b""
     """The key it was sent with, if that is not its own."""
     passed_before: int = 0
     """How many sends had succeeded when this one was sent."""
+    turn: float | None = None
+    """The turn under a rate limit with which it was sent."""
+    next_step: Step | None = None
+    """What the decision says, once its claim is answered."""
     tries_sink: bool = False
     """It tries whether a sink that was down is available again."""
-    turn: float | None = None
-    """Its turn under a rate limit, once it is reserved."""
     success_verdict: Verdict = Verdict.DELIVERED
     is_conflict: bool = False
     """Its key is known with other content."""
     maybe_delivered: bool = False
     """An earlier send may have reached the sink."""
-    forwarded: bool = False
     unprotected: bool = False
-    settled: bool = False
     error: str = ""
     why: str = ""
     """The reason for its verdict, if the verdict alone does not say it."""
-    trace: Trace | None = None
 
     # --- what the plan says ------------------------------------------------------------
 
@@ -348,11 +426,6 @@ class BatchEntry(Struct, eq=False):
     def key(self) -> bytes:
         """The identifying key, that of the last tier; empty if there is none."""
         return self.parts[-1].key if self.parts else b""
-
-    @property
-    def is_undeliverable(self) -> bool:
-        """True if it goes to the dead letters without being sent."""
-        return self.plan.action == "dead" and bool(self.parts)
 
     @property
     def keep_ms(self) -> int:
@@ -363,20 +436,24 @@ class BatchEntry(Struct, eq=False):
         return self.plan.rule.on_conflict
 
     @property
-    def first(self) -> First:
-        """Return this arrival, as the first of its kind."""
-        return First(self.event.id if isinstance(self.event, Event) else None, self.arrived_ms)
+    def is_undeliverable(self) -> bool:
+        """True if it goes to the dead letters without being sent."""
+        return self.plan.action == "dead" and bool(self.parts)
+
+    @property
+    def settled(self) -> bool:
+        return self.batch.outcomes[self.row] is not None
 
     def mark_duplicate(self, key: bytes, first: First | None) -> None:
         """Record that it is a duplicate of *first*, known by *key*."""
         self.matched_key = key
         self.duplicate_of = first
-        self.success_verdict = _DUPLICATE
+        self.success_verdict = Verdict.DUPLICATE
 
-    def mark_conflict(self, key: bytes) -> None:
-        """Continue as an event of its own: *key* is known with other content."""
-        self.plan = self.plan.in_conflict(key)
-        self.parts = self.plan.parts
+    def mark_conflict(self, plan: Plan) -> None:
+        """Continue as an event of its own, with *plan*: its key is known with other content."""
+        self.plan = plan
+        self.parts = plan.parts
         self.is_conflict = True
         self.success_verdict = Verdict.CONFLICT
 
@@ -396,21 +473,14 @@ class BatchEntry(Struct, eq=False):
 
     # --- what the claim says -----------------------------------------------------------
 
-    def set_claim(
-        self, claim: Claim, lease: Lease, heard_at: float, generation: bytes, lost_ms: int
-    ) -> None:
-        """
-        Record that the event's keys are claimed; *generation* is that of a new record.
+    @property
+    def lease(self) -> Lease | None:
+        return self.batch.leases[self.row]
 
-        If the store lost its records, at *lost_ms*, the event may have been delivered before.
-        """
-        if lost_ms:
-            self.unprotected = claim.now_ms - lost_ms < self.keep_ms
-        self.claim = claim
-        self.claimed_at = heard_at
-        self.lease = lease
-        if len(claim.held) > 1 or claim.held[0].attempts > 1:
-            self.attempt = max([held.attempts for held in claim.held])
+    def set_claim(self, claim: Claim, generation: bytes) -> None:
+        """Record that the event's keys are claimed; *generation* is that of a new record."""
+        self.held = claim.held
+        self.attempt = max([held.attempts for held in claim.held])
         last = claim.held[-1]
         if last.generation == generation and self.attempt == 1:
             self.since_ms = claim.now_ms
@@ -424,18 +494,19 @@ class BatchEntry(Struct, eq=False):
     @property
     def is_lost(self) -> bool:
         """True if another worker has taken the event over."""
-        return self.lease is not None and self.lease.lost
+        return self.lease is not None and self.lease.is_lost
 
     def age_ms(self) -> int:
         """Return how long ago the event was first claimed, by the store's clock."""
-        if self.claim is None:
+        lease = self.lease
+        if lease is None:
             return 0
-        held_ms = (self.batch.now() - self.claimed_at) * 1000
-        return self.claim.now_ms - self.since_ms + int(held_ms)
+        held_ms = (self.batch.now() - lease.heard_s) * 1000
+        return lease.now_ms - self.since_ms + int(held_ms)
 
     def is_held_until(self, when: float) -> bool:
         return all(
-            not lease.lost and lease.ends >= when
+            not lease.is_lost and lease.ends >= when
             for lease in (self.lease, self.entity_lease)
             if lease is not None
         )
@@ -443,13 +514,10 @@ class BatchEntry(Struct, eq=False):
     # --- memos, records and deliveries -------------------------------------------------
 
     def first_memo(self) -> bytes:
-        event_id = self.event.id if isinstance(self.event, Event) else None
-        # Longer ids are cut: the memo is stored with every key.
-        # A tuple is written as a `Memo` is, and faster.
-        return _write((event_id[:LONGEST_ID] if event_id else None, self.arrived_ms))
+        return first_memo(getattr(self.event, "id", None), self.batch.arrived_ms)
 
     def last_memo(self, error: str, counted: int) -> bytes:
-        memo = Memo.read(self.claim.held[-1].memo) if self.claim else Memo()
+        memo = Memo.read(self.held[-1].memo) if self.held else Memo()
         text = _writable(error)[:200]
         return Memo(
             memo.id, memo.arrived_ms, self.maybe_delivered, text, counted, self.since_ms
@@ -469,12 +537,13 @@ class BatchEntry(Struct, eq=False):
     def pending_writes(self, asked: Sequence[Commit | Memory], since: float) -> list[PendingWrite]:
         """Return *asked* as pending writes of this event, which was decided at *since*."""
         hashes = {part.key: part.hash for part in self.parts}
+        first = self.batch.first_arrival(self.row)
         return [
             PendingWrite(
                 one,
                 DecidedEvent(
                     hashes[one.key],
-                    self.first,
+                    first,
                     since,
                     one.key == self.key and one.fate is Fate.DELIVERED,
                 ),
@@ -484,21 +553,22 @@ class BatchEntry(Struct, eq=False):
 
     def delivery(self, route: str, ends: float) -> Delivery:
         assert isinstance(self.event, Event)  # noqa: S101 - an unreadable event is never sent
-        plan, claim = self.plan, self.claim
+        plan = self.plan
         sent_as = plan.sent_as
         if sent_as != self.key:
             self.sent_as = sent_as
+        trace = self.batch.traces[self.row] if self.batch.traces else None
         return Delivery(
             self.event,
             self.key,
-            claim.held[-1].generation if claim else b"",
+            self.held[-1].generation if self.held else b"",
             self.attempt,
             route,
             plan.version[1] if plan.version else None,
             self.unprotected,
             plan.about,
             ends,
-            sending(self.trace) if self.trace is not None else "",
+            sending(trace) if trace is not None else "",
             self.sent_as,
         )
 
@@ -517,18 +587,13 @@ class BatchEntry(Struct, eq=False):
             self.key,
             # The claim that found too many attempts sent nothing.
             (self.attempt - (reason == "attempts"))
-            if self.claim and not self.is_undeliverable
+            if self.held and not self.is_undeliverable
             else 0,
             self.maybe_delivered,
             now_ms,
         )
 
 
-def commits_of(entries: Sequence[BatchEntry], fate: Fate) -> list[Commit]:
-    """Return the commits of all claimed parts of *entries*, each under its own generation."""
-    return [
-        Commit(held.key, held.generation, fate, span.window_ms, span.hard_ms)
-        for entry in entries
-        if entry.claim
-        for held, span in zip(entry.claim.held, entry.plan.spans, strict=True)
-    ]
+def _writable(text: str) -> str:
+    """Return text that can be encoded: the messages of a driver may contain lone surrogates."""
+    return text.encode("utf-8", "replace").decode()

@@ -8,7 +8,7 @@ no answer go to the backlog.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from oncebridge.base.clock import Dice
 from oncebridge.engine.backlog import Backlog, PendingWrite
@@ -16,9 +16,8 @@ from oncebridge.engine.counters import Books
 from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.stores.api import (
     Claim,
-    ClaimAnswer,
+    ClaimAnswers,
     Claims,
-    Commit,
     CommitAnswer,
     Commits,
     Memories,
@@ -28,7 +27,6 @@ from oncebridge.stores.api import (
     ReleaseAnswer,
     Releases,
     Reply,
-    Want,
     Wants,
     rounds,
 )
@@ -39,55 +37,57 @@ _ALREADY: Final = Reply.ALREADY
 _COMMIT_PAUSE_S, _LONGEST_COMMIT_PAUSE_S = 0.02, 0.5
 
 
-_Q = TypeVar("_Q")
+_Q = TypeVar("_Q", bound="Wants | Commits")
 _A = TypeVar("_A")
 
 
 class _WaitingCaller(Generic[_Q, _A]):
-    """One caller's questions, and the future for their answers."""
+    """One caller's batch, and the future for its answers."""
 
-    __slots__ = ("answers", "questions")
+    __slots__ = ("answers", "batch")
 
-    def __init__(self, questions: Sequence[_Q]) -> None:
-        self.questions = questions
-        self.answers: asyncio.Future[Sequence[_A]] = asyncio.get_running_loop().create_future()
+    def __init__(self, batch: _Q) -> None:
+        self.batch = batch
+        self.answers: asyncio.Future[_A] = asyncio.get_running_loop().create_future()
 
 
 class CallBatcher(Generic[_Q, _A]):
     """
-    Merge the questions of many callers into calls of *call*, which answers each, in order.
+    Merge the batches of many callers into calls of *call*.
 
-    While a call is running, further questions wait and go together with the next one: at low
+    While a call is running, further batches wait and go together with the next one: at low
     load there is no wait, at high load batches grow. At most *at_once* calls run at a time, with
-    about *most* questions each. The keys of one store call have to be distinct, so questions that
-    share a key (*keys_of*) go in different calls. If a call raises, all its callers get the error.
+    about *most* keys each. The keys of one store call have to be distinct, so batches that
+    share a key go in different calls. *part_of* returns the answers from one position up to
+    another. If a call raises, all its callers get the error.
     """
 
     def __init__(
         self,
-        call: Callable[[Sequence[_Q]], Awaitable[Sequence[_A]]],
+        call: Callable[[_Q], Awaitable[_A]],
+        part_of: Callable[[_A, _Q, int, int], _A],
         *,
-        keys_of: Callable[[_Q], Iterable[bytes]],
         most: int = 500,
         at_once: int = 2,
     ) -> None:
         self._call = call
-        self._keys_of = keys_of
+        self._part_of = part_of
         self._most = most
         self._free = at_once
         self._waiting: list[_WaitingCaller[_Q, _A]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def ask(self, questions: Sequence[_Q]) -> Sequence[_A]:
-        """Return the answers to *questions*, which are asked alone or with those of other callers."""
+    async def ask(self, batch: _Q) -> _A:
+        """Return the answers to *batch*, which is asked alone or with those of other callers."""
         if self._free:
             self._free -= 1
             try:
-                return await self._call(questions)
+                return await self._call(batch)
             finally:
                 self._free += 1
-                self._send()
-        asked: _WaitingCaller[_Q, _A] = _WaitingCaller(questions)
+                if self._waiting:
+                    self._send()
+        asked: _WaitingCaller[_Q, _A] = _WaitingCaller(batch)
         self._waiting.append(asked)
         return await asked.answers
 
@@ -100,26 +100,25 @@ class CallBatcher(Generic[_Q, _A]):
             task.add_done_callback(self._tasks.discard)
 
     def _gather(self) -> list[_WaitingCaller[_Q, _A]]:
-        """Take the questions that have waited longest, and as many more as fit."""
+        """Take the batches that have waited longest, and as many more as fit."""
         taken: list[_WaitingCaller[_Q, _A]] = []
         left: list[_WaitingCaller[_Q, _A]] = []
-        size = 0
         keys: set[bytes] = set()
         for asked in self._waiting:
-            questions = asked.questions
-            own = {key for question in questions for key in self._keys_of(question)}
-            if taken and (size + len(questions) > self._most or not keys.isdisjoint(own)):
+            own = asked.batch.keys
+            if taken and (len(keys) + len(own) > self._most or not keys.isdisjoint(own)):
                 left.append(asked)
                 continue
             taken.append(asked)
-            keys |= own
-            size += len(questions)
+            keys.update(own)
         self._waiting = left
         return taken
 
     async def _answer(self, taken: list[_WaitingCaller[_Q, _A]]) -> None:
         try:
-            answers = await self._call([one for asked in taken for one in asked.questions])
+            batches: Any = [asked.batch for asked in taken]
+            batch: _Q = type(taken[0].batch).joined(batches)  # type: ignore[assignment]
+            answers = await self._call(batch)
         except BaseException as error:  # noqa: BLE001 - raised to all callers
             for asked in taken:
                 if not asked.answers.done():
@@ -127,13 +126,24 @@ class CallBatcher(Generic[_Q, _A]):
         else:
             at = 0
             for asked in taken:
-                after = at + len(asked.questions)
+                after = at + len(asked.batch)
                 if not asked.answers.done():
-                    asked.answers.set_result(answers[at:after])
+                    part = self._part_of(answers, asked.batch, at, after)
+                    asked.answers.set_result(part)
                 at = after
         finally:
             self._free += 1
             self._send()
+
+
+def _part_of_claims(answers: ClaimAnswers, asked: Wants, begin: int, end: int) -> ClaimAnswers:
+    return ClaimAnswers(asked, answers.each[begin:end], answers.now_ms)
+
+
+def _part_of_commits(
+    answers: list[CommitAnswer], _: Commits, begin: int, end: int
+) -> list[CommitAnswer]:
+    return answers[begin:end]
 
 
 class RetryingStore:
@@ -143,20 +153,11 @@ class RetryingStore:
         self._store = store
         self._books = books
         self._dice = dice
-        self._claims: CallBatcher[Want, ClaimAnswer] = CallBatcher(
-            lambda wants: self._claim_rows(store, wants),
-            keys_of=lambda want: [part.key for part in want.parts],
-        )
-        self._commits: CallBatcher[Commit, CommitAnswer] = CallBatcher(
-            lambda commits: store.commit(Commits.of(commits)), keys_of=lambda commit: [commit.key]
-        )
+        self._claims = CallBatcher[Wants, ClaimAnswers](store.claim, _part_of_claims)
+        self._commits = CallBatcher[Commits, list[CommitAnswer]](store.commit, _part_of_commits)
         self.backlog = Backlog(store, books, dice)
 
-    @staticmethod
-    async def _claim_rows(store: Claims, wants: Sequence[Want]) -> Sequence[ClaimAnswer]:
-        return [*await store.claim(Wants.of(wants))]
-
-    async def claim(self, wants: Sequence[Want]) -> Sequence[ClaimAnswer]:
+    async def claim(self, wants: Wants) -> ClaimAnswers:
         """
         Claim; where there is no answer, retry with the same tokens.
 
@@ -165,89 +166,92 @@ class RetryingStore:
         """
         try:
             answers, may_retry = await self._ask_once(wants)
-            if NoAnswer in set(map(type, answers)):
-                answers = await self._retry_unanswered(wants, [*answers], may_retry=may_retry)
+            if NoAnswer in set(map(type, answers.each)):
+                answers = await self._retry_unanswered(answers, may_retry=may_retry)
         except asyncio.CancelledError:
             self._defer_releases(wants)
             raise
         return answers
 
-    async def _ask_once(self, wants: Sequence[Want]) -> tuple[Sequence[ClaimAnswer], bool]:
+    async def _ask_once(self, wants: Wants) -> tuple[ClaimAnswers, bool]:
         """Claim once; return the answers, and whether a retry may help."""
         try:
             return await self._claims.ask(wants), True
         except StoreError as error:
             self._books.store_errors += 1
-            return [NoAnswer(str(error))] * len(wants), isinstance(error, StoreUnavailable)
+            silent = ClaimAnswers(wants, [NoAnswer(str(error))] * len(wants), 0)
+            return silent, isinstance(error, StoreUnavailable)
 
-    async def _retry_unanswered(
-        self, wants: Sequence[Want], answers: list[ClaimAnswer], *, may_retry: bool
-    ) -> Sequence[ClaimAnswer]:
-        unanswered = _unanswered(answers)
+    async def _retry_unanswered(self, answers: ClaimAnswers, *, may_retry: bool) -> ClaimAnswers:
+        wants, each, now_ms = answers.asked, [*answers.each], answers.now_ms
+        unanswered = _unanswered(each)
         for pause in _CLAIM_PAUSES_S:
             if not unanswered or not may_retry:
                 break
             await self.pause(pause)
-            again, may_retry = await self._ask_once([wants[at] for at in unanswered])
-            for at, answer in zip(unanswered, again, strict=True):
-                answers[at] = answer
-            self._defer_leftovers([(wants[at], answers[at]) for at in unanswered])
-            unanswered = _unanswered(answers)
-        self._defer_releases([wants[at] for at in unanswered])
-        return answers
+            again, may_retry = await self._ask_once(wants.select(unanswered))
+            for at, answer in zip(unanswered, again.each, strict=True):
+                each[at] = answer
+            now_ms = max(now_ms, again.now_ms)
+            self._defer_leftovers(
+                wants, [at for at in unanswered if type(each[at]) is not NoAnswer], each
+            )
+            unanswered = _unanswered(each)
+        self._defer_releases(wants.select(unanswered))
+        return ClaimAnswers(wants, each, now_ms)
 
-    def _defer_leftovers(self, asked_again: Sequence[tuple[Want, ClaimAnswer]]) -> None:
+    def _defer_leftovers(
+        self, wants: Wants, answered: Sequence[int], each: Sequence[object]
+    ) -> None:
         """
         Release the parts of claims that were interrupted, retried and then refused.
 
         A store may claim the parts of a want one after another, and another worker may have
         claimed the second one in between.
         """
-        self._defer_releases(
-            [
-                want
-                for want, answer in asked_again
-                if len(want.parts) > 1 and type(answer) not in (Claim, NoAnswer)
-            ]
-        )
+        if wants.sizes is None:
+            return
+        refused = [at for at in answered if not isinstance(each[at], Claim | int)]
+        self._defer_releases(wants.select([at for at in refused if wants.sizes[at] > 1]))
 
-    def _defer_releases(self, wants: Sequence[Want]) -> None:
+    def _defer_releases(self, wants: Wants) -> None:
         self.backlog.add(
             PendingWrite(Release(part.key, want.token, keep_ms=want.keep_ms, unsent=True))
             for want in wants
             for part in want.parts
         )
 
-    async def commit(
-        self, commits: Sequence[Commit], until_s: float
-    ) -> tuple[Sequence[Commit], Sequence[Commit]]:
+    async def commit(self, commits: Commits, until_s: float) -> tuple[Commits | None, list[bytes]]:
         """
         Commit, and retry until *until_s*.
 
-        Return the commits that could not be recorded by then, and those that the store had
-        before it was first asked. Each record is independent: one that is fenced does not cancel
-        the others.
+        Return the commits that could not be recorded by then, and the keys of those that the
+        store had before it was first asked. Each record is independent: one that is fenced does
+        not cancel the others.
         """
         pause = _COMMIT_PAUSE_S
-        before: Sequence[Commit] | None = None
-        while commits:
-            answers: Sequence[CommitAnswer]
+        before: list[bytes] | None = None
+        while True:
+            answers: list[CommitAnswer]
             try:
                 answers = await self._commits.ask(commits)
             except StoreError as error:
                 self._books.store_errors += 1
                 answers = [NoAnswer(str(error))] * len(commits)
-            if answers.count(_COMMITTED) == len(commits):
-                return (), before or ()
+            if answers.count(_COMMITTED) == len(answers):
+                return None, before or []
             self._books.fenced_commits += answers.count(Reply.FENCED)
             if before is None:
-                before = [c for c, a in zip(commits, answers, strict=True) if a is _ALREADY]
-            commits = [c for c, a in zip(commits, answers, strict=True) if type(a) is NoAnswer]
-            if not commits or asyncio.get_running_loop().time() >= until_s:
-                break
+                before = [
+                    key for key, a in zip(commits.keys, answers, strict=True) if a is _ALREADY
+                ]
+            if not (unanswered := _unanswered(answers)):
+                return None, before
+            commits = commits.select(unanswered)
+            if asyncio.get_running_loop().time() >= until_s:
+                return commits, before
             await self.pause(pause)
             pause = min(2 * pause, _LONGEST_COMMIT_PAUSE_S)
-        return commits, before or ()
 
     async def release(
         self, releases: Sequence[Release], *, retry_later: bool = True
@@ -266,17 +270,17 @@ class RetryingStore:
             self._books.store_errors += 1
             answers = [NoAnswer(str(error))] * len(releases)
         if retry_later:
-            late = [r for r, a in zip(releases, answers, strict=True) if type(a) is NoAnswer]
-            self.backlog.add([PendingWrite(release) for release in late])
+            self.backlog.add([PendingWrite(releases[at]) for at in _unanswered(answers)])
         return answers
 
-    async def remember(self, memories: Sequence[Memory]) -> None:
+    async def remember(self, memories: Iterable[Memory]) -> None:
         """Write records if the store answers; they only save work later."""
-        if not memories:
+        # Two duplicates may have the same further tier; one record is enough.
+        first, *_ = rounds(memories, lambda memory: memory.key) or [[]]
+        if not first:
             return
         try:
-            # Two duplicates may have the same further tier; one record is enough.
-            await self._store.remember(Memories.of(rounds(memories, lambda memory: memory.key)[0]))
+            await self._store.remember(Memories.of(first))
         except StoreError:
             self._books.store_errors += 1
 
@@ -285,5 +289,5 @@ class RetryingStore:
         await asyncio.sleep(about_s * (0.5 + self._dice.fraction()))
 
 
-def _unanswered(answers: Sequence[ClaimAnswer]) -> list[int]:
+def _unanswered(answers: Sequence[object]) -> list[int]:
     return [at for at, answer in enumerate(answers) if type(answer) is NoAnswer]

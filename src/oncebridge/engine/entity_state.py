@@ -14,14 +14,15 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from oncebridge.base.clock import Dice
-from oncebridge.engine.batch import BatchEntry, EntityState, why_incomparable
+from oncebridge.engine.batch import BatchEntry
 from oncebridge.engine.claims import RetryingStore
 from oncebridge.engine.counters import Books
+from oncebridge.engine.decide import Policy, Step, after_entity
 from oncebridge.engine.leases import Lease, Leases
+from oncebridge.engine.memos import EntityState, why_incomparable
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import Verdict
-from oncebridge.events.key import Part
-from oncebridge.stores.api import Busy, Claim, Release, Reply, Want
+from oncebridge.stores.api import Busy, Claim, Release, Reply, Wants, folded
 
 _log = logging.getLogger("oncebridge")
 
@@ -33,8 +34,8 @@ _TRY_AGAIN_S = 0.1
 class ClaimedEntities(Struct):
     """The result of claiming entities."""
 
-    outdated: list[tuple[BatchEntry, Verdict]]
-    """Stale or unchanged: not to be sent. Conflict: the version cannot be compared."""
+    claimed: list[tuple[BatchEntry, Step]]
+    """What follows from the entity's newest state."""
     busy: list[tuple[BatchEntry, int]]
     """Another worker holds the entity, for so many more milliseconds."""
     unanswered: list[BatchEntry]
@@ -44,53 +45,70 @@ class EntityStates:
     """Claims, compares and records the states of entities, for one gateway."""
 
     def __init__(
-        self, claims: RetryingStore, leases: Leases, books: Books, dice: Dice, settings: Settings
+        self,
+        claims: RetryingStore,
+        leases: Leases,
+        books: Books,
+        dice: Dice,
+        settings: Settings,
+        policy: Policy,
     ) -> None:
         self._claims = claims
         self._leases = leases
         self._books = books
         self._dice = dice
         self._settings = settings
+        self._policy = policy
 
     async def claim(self, entries: Sequence[BatchEntry], lease_ms: int) -> ClaimedEntities:
         """Claim the entities of *entries*, as far as they are free, and compare."""
         found = ClaimedEntities([], [], [])
         sent = asyncio.get_running_loop().time()
-        answers = await self._claims.claim(self._wants(entries, lease_ms))
+        token, generation = self._dice.tokens(2)
+        answers = await self._claims.claim(
+            Wants(
+                [entry.entity for entry in entries],
+                token,
+                generation,
+                lease_ms,
+                folded([entry.keep_ms for entry in entries]),
+            )
+        )
         heard = asyncio.get_running_loop().time()
         for entry, answer in zip(entries, answers, strict=True):
             match answer:
                 case Claim():
                     # From the time of the answer: a slow claim must not move the store's time on.
                     entry.store_offset_ms = answer.now_ms - heard * 1000
-                    verdict = self._compare(entry, answer, sent, lease_ms)
-                    if verdict is not None:
-                        found.outdated.append((entry, verdict))
+                    found.claimed.append((entry, self._compare(entry, answer, sent, lease_ms)))
                 case Busy():
                     found.busy.append((entry, answer.left_ms))
                 case _:
                     found.unanswered.append(entry)
         return found
 
-    def _wants(self, entries: Sequence[BatchEntry], lease_ms: int) -> list[Want]:
-        tokens = iter(self._dice.tokens(2 * len(entries)))
-        return [
-            Want((Part(entry.entity),), next(tokens), next(tokens), lease_ms, entry.keep_ms)
-            for entry in entries
-        ]
-
-    def _compare(
-        self, entry: BatchEntry, claim: Claim, sent: float, lease_ms: int
-    ) -> Verdict | None:
-        gives_up = sent + self._settings.max_hold.total_seconds()
-        entity_lease = Lease(claim, sent + lease_ms / 1000, gives_up, entry.batch.latest())
-        entry.entity_lease = entity_lease
-        self._leases.add([entity_lease])
-        entry.state_before = EntityState.read(claim.held[0].memo)
-        verdict = entry.state_before.judge(entry.plan, claim.now_ms)
-        if verdict is Verdict.CONFLICT:
+    def _compare(self, entry: BatchEntry, claim: Claim, sent: float, lease_ms: int) -> Step:
+        held = claim.held[0]
+        entry.entity_lease = Lease(
+            {entry.entity: entry.row},
+            claim.token,
+            held.generation,
+            sent + lease_ms / 1000,
+            sent + self._settings.max_hold.total_seconds(),
+            entry.batch.latest(),
+        )
+        self._leases.add(entry.entity_lease)
+        entry.state_before = EntityState.read(held.memo)
+        step = after_entity(
+            entry.plan,
+            entry.state_before,
+            claim.now_ms,
+            self._policy,
+            is_conflict=entry.is_conflict,
+        )
+        if step.verdict is Verdict.CONFLICT:
             entry.why = why_incomparable(entry.state_before, entry.plan, claim.now_ms)
-        return verdict
+        return step
 
     def release_of(self, entry: BatchEntry, verdict: Verdict | None = None) -> list[Release]:
         """

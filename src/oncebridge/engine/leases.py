@@ -7,39 +7,52 @@ still be running: an unconditional heartbeat would keep the claims of a worker t
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableSequence, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncebridge.engine.counters import Books
 from oncebridge.errors import StoreError
-from oncebridge.stores.api import Claim, Claims, Extension, Extensions, Reply, rounds
+from oncebridge.stores.api import Claims, Extensions, Reply, folded, rounds
 
 
 class Lease(Struct, eq=False):
-    """The lease of one claim, measured by this process's monotonic clock."""
+    """
+    The lease on keys that were claimed in one call, measured by this process's monotonic clock.
 
-    claim: Claim
+    Events that share a lease are in the same state: one that leaves it gets a lease of its own
+    (`Leases.split`).
+    """
+
+    keys: dict[bytes, int]
+    """The keys that are held, each with the row of its event."""
+    token: bytes
+    generation: bytes
+    """That of records that this claim started."""
     ends: float
     """When the lease ends; counted from before the claim was sent, so never too late."""
     give_up: float
     """When the attempt must be over; the lease is not extended after that."""
     latest: float = math.inf
     """Until when the lease may be extended: the end of the caller's time, plus a margin."""
-    lost: bool = False
-    """Another worker has taken over."""
+    now_ms: int = 0
+    """The store's clock at the claim."""
+    heard_s: float = 0.0
+    """When the claim was answered."""
+    by_row: "MutableSequence[Lease | None]" = []
+    """The lease of each row, for leases that may be split."""
+    attempt: int = 1
+    lost: "set[int] | frozenset[int]" = frozenset()
+    """The rows of events that another worker has taken over."""
     ending: bool = False
     """It is being committed or released: a refused heartbeat does not mean that it is lost."""
     sending: "asyncio.Task[object] | None" = None
     """The send to cancel when the lease is lost."""
 
     @property
-    def token(self) -> bytes:
-        return self.claim.token
-
-    @property
-    def keys(self) -> list[bytes]:
-        return [held.key for held in self.claim.held]
+    def is_lost(self) -> bool:
+        return bool(self.lost)
 
 
 class Leases:
@@ -56,9 +69,9 @@ class Leases:
         self._timer: asyncio.TimerHandle | None = None
         self._extending: asyncio.Task[None] | None = None
 
-    def add(self, leases: Iterable[Lease]) -> None:
-        self._leases.update(dict.fromkeys(leases))
-        if self._leases and self._timer is None:
+    def add(self, lease: Lease) -> None:
+        self._leases[lease] = None
+        if self._timer is None:
             self._schedule()
 
     def discard(self, leases: Iterable[Lease | None]) -> None:
@@ -69,6 +82,27 @@ class Leases:
             self._timer.cancel()
             self._timer = None
 
+    def discard_keys(self, lease: Lease, keys: Sequence[bytes]) -> None:
+        """Stop extending *keys* of a lease; the others stay."""
+        if len(keys) < len(lease.keys):
+            for key in keys:
+                lease.keys.pop(key, None)
+        else:
+            self.discard((lease,))
+
+    def split(self, lease: Lease, keys: Sequence[bytes]) -> Lease:
+        """Return a lease of their own for *keys* of *lease*, in the same state."""
+        if len(keys) == len(lease.keys):
+            return lease
+        rows = {key: lease.keys.pop(key) for key in keys}
+        part = replace(lease, keys=rows, lost=lease.lost.intersection(rows.values()))
+        lease.lost = lease.lost.difference(part.lost)
+        for row in rows.values():
+            lease.by_row[row] = part
+        if lease in self._leases:
+            self._leases[part] = None
+        return part
+
     def _schedule(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._tick)
 
@@ -78,8 +112,13 @@ class Leases:
             self._extending = asyncio.get_running_loop().create_task(self._extend_all())
 
     async def extend(self, leases: Iterable[Lease]) -> None:
-        """Extend *leases* now; those that another worker has taken over are marked lost."""
-        pairs = [(lease, key) for lease in leases if not lease.lost for key in lease.keys]
+        """Extend *leases* now; keys that another worker has taken over are marked lost."""
+        pairs = [
+            (lease, key)
+            for lease in leases
+            for key, row in lease.keys.items()
+            if row not in lease.lost
+        ]
         # A key may occur twice: its lease ended unnoticed, and it was claimed again.
         for asked in rounds(pairs, lambda pair: pair[1]):
             await self._extend(asked)
@@ -87,33 +126,39 @@ class Leases:
     async def _extend(self, asked: list[tuple[Lease, bytes]]) -> None:
         before = asyncio.get_running_loop().time()
         answers = await self._store.extend(
-            Extensions.of(
-                [
-                    Extension(key, lease.token, self._next_lease_ms(lease, before))
-                    for lease, key in asked
-                ]
+            Extensions(
+                [key for _, key in asked],
+                folded([lease.token for lease, _ in asked]),
+                folded([self._next_lease_ms(lease, before) for lease, _ in asked]),
             )
         )
-        unanswered = set()
-        for (lease, _), answer in zip(asked, answers, strict=True):
+        unanswered: dict[Lease, list[bytes]] = {}
+        for (lease, key), answer in zip(asked, answers, strict=True):
+            row = lease.keys.get(key)
+            if row is None or lease not in self._leases:
+                continue  # it was settled meanwhile
             if answer is Reply.FENCED and not lease.ending:
-                self.mark_lost(lease)
+                self.mark_lost(lease, row)
             elif answer is not Reply.EXTENDED:
-                unanswered.add(lease)
-        for lease, _ in asked:
-            if lease not in unanswered and not lease.lost:
-                lease.ends = before + self._next_lease_ms(lease, before) / 1000
+                unanswered.setdefault(lease, []).append(key)
+        for lease in dict.fromkeys([lease for lease, _ in asked if lease in self._leases]):
+            silent = unanswered.get(lease, ())
+            if len(silent) < len(lease.keys):
+                if silent:
+                    self.split(lease, silent)
+                if not lease.lost.issuperset(lease.keys.values()):
+                    lease.ends = before + self._next_lease_ms(lease, before) / 1000
 
     def _next_lease_ms(self, lease: Lease, now: float) -> int:
         if lease.latest == math.inf:
             return self._lease_ms
         return max(min(self._lease_ms, int((lease.latest - now) * 1000)), 1)
 
-    def mark_lost(self, lease: Lease) -> None:
-        """Mark *lease* as taken over by another worker, once, and cancel its send."""
-        if lease.lost:
+    def mark_lost(self, lease: Lease, row: int) -> None:
+        """Mark an event of *lease* as taken over by another worker, once, and cancel its send."""
+        if row in lease.lost:
             return
-        lease.lost = True
+        lease.lost = lease.lost | {row}
         self._books.lease_lost += 1
         if lease.sending is not None:
             lease.sending.cancel()

@@ -13,10 +13,11 @@ Three mechanisms, because order is lost in three places:
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from oncebridge.engine.batch import BatchEntry
+from oncebridge.engine.batch import Batch, BatchEntry
 from oncebridge.events.key import Part
 
 _T = TypeVar("_T")
@@ -25,47 +26,57 @@ _T = TypeVar("_T")
 # --- within a batch ------------------------------------------------------------------------
 
 
-def waves(entries: Sequence[BatchEntry]) -> Iterable[Sequence[BatchEntry]]:
+def waves(batch: Batch, rows: Sequence[int]) -> Iterable[Sequence[int]]:
     """
-    Split a batch into waves that are processed one after another.
+    Split rows of a batch into waves that are processed one after another.
 
     Duplicates are attached to the first event. Events that share a key with other content, or an
     entity, are a group: its first is in the first wave, its second in the second. Most batches
     are one wave: no key occurs twice.
     """
-    names = [part.key for entry in entries for part in entry.parts]
-    names += [entry.entity for entry in entries if entry.entity]
-    return [entries] if len(names) == len(set(names)) else _by_groups(entries)
+    names = _names(batch, rows)
+    known = set(names)
+    return [rows] if len(known) == len(names) else _by_groups(batch, rows, Counter(names))
 
 
-def _by_groups(entries: Sequence[BatchEntry]) -> Iterator[list[BatchEntry]]:
-    """Group the entries that share a key or an entity, and take one of each group at a time."""
-    groups: dict[bytes, _EntryGroup] = {}
-    for entry in entries:
-        names = entry.names()
-        group: _EntryGroup | None = None
+def _names(batch: Batch, rows: Sequence[int]) -> list[bytes]:
+    keys = batch.keys
+    if not batch.entries:
+        return keys if len(rows) == len(keys) else [keys[row] for row in rows]
+    return [name for row in rows for name in batch.names_of(row)]
+
+
+def _by_groups(
+    batch: Batch, rows: Sequence[int], counts: Mapping[bytes, int]
+) -> Iterator[list[int]]:
+    """Group the events that share a key or an entity, and take one of each group at a time."""
+    groups: dict[bytes, _Group] = {}
+    alone: list[int] = []
+    for row in rows:
+        names = batch.names_of(row)
+        if all(counts[name] == 1 for name in names):
+            alone.append(row)
+            continue
+        entry = batch.entry(row)
+        group: _Group | None = None
         for name in names:
             met = groups.get(name)
             if met is not None and met is not group:
                 group = met if group is None else group.join(met, groups)
         if group is None:
-            group = _EntryGroup(entry)
+            group = _Group(entry)
         else:
             group.add(entry)
         for name in names:
             groups[name] = group
-    unkeyed = [entry for entry in entries if not entry.names()]
     queues = [group.in_order() for group in dict.fromkeys(groups.values())]
-    turn = 0
-    while queues:
-        yield [*(queue[turn] for queue in queues), *unkeyed]
-        unkeyed = []
-        turn += 1
-        queues = [queue for queue in queues if len(queue) > turn]
+    yield sorted([*alone, *(queue[0].row for queue in queues)])
+    for turn in range(1, max(map(len, queues), default=0)):
+        yield [queue[turn].row for queue in queues if len(queue) > turn]
 
 
-class _EntryGroup:
-    """Entries that are processed one after another, each with its duplicates."""
+class _Group:
+    """Events that are processed one after another, each with its duplicates."""
 
     __slots__ = ("_leaders", "entries")
 
@@ -80,24 +91,23 @@ class _EntryGroup:
         for part in entry.parts:
             leader = self._leaders.get(_identity(part))
             if leader is not None:
-                leader.duplicates = leader.duplicates or []
-                leader.duplicates.append(entry)
+                leader.duplicates = [*leader.duplicates, entry.row]
                 return
         self.entries.append(entry)
         for part in entry.parts:
             self._leaders[_identity(part)] = entry
 
-    def join(self, other: "_EntryGroup", groups: "dict[bytes, _EntryGroup]") -> "_EntryGroup":
-        """Add the entries of *other*, in the order of arrival."""
+    def join(self, other: "_Group", groups: "dict[bytes, _Group]") -> "_Group":
+        """Add the events of *other*, in the order of arrival."""
         for entry in other.entries:
-            for one in (entry, *entry.duplicates):
-                groups.update(dict.fromkeys(one.names(), self))
-        self.entries = sorted(self.entries + other.entries, key=lambda entry: entry.index)
+            for row in (entry.row, *entry.duplicates):
+                groups.update(dict.fromkeys(entry.batch.names_of(row), self))
+        self.entries = sorted(self.entries + other.entries, key=lambda entry: entry.row)
         self._leaders = None
         return self
 
     def in_order(self) -> list[BatchEntry]:
-        """Return the entries, those of one entity by version, so that none is stale."""
+        """Return the events, those of one entity by version, so that none is stale."""
         versions = [e.plan.version for e in self.entries if e.plan.version]
         one_entity = len({entry.entity for entry in self.entries}) == 1
         if len(versions) < len(self.entries) or not one_entity or len({k for k, _ in versions}) > 1:

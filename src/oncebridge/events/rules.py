@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Annotated, Any, Literal, Self
 
@@ -237,7 +237,35 @@ class Plan(Struct, frozen=True, gc=False):
         return replace(self, parts=parts, clashed=(*self.clashed, *made.values()))
 
 
-_Planner = Callable[[Event], Plan]
+class Terms(Struct, frozen=True, eq=False):
+    """
+    What the events of one source and detail-type have in common under a rule.
+
+    If all the rule needs is one key, *key_of* returns it (None: a part is missing), and *hash_of*
+    the content to compare, if the rule compares it. Otherwise `plan` is needed.
+    """
+
+    rule: Rule
+    full_plan: Callable[[Event], Plan]
+    key_of: Callable[[Event], bytes | None] | None = None
+    hash_of: Callable[[Event], bytes] | None = None
+    slide_ms: int = 0
+    spans: tuple[Span, ...] = ()
+
+    @property
+    def span(self) -> Span:
+        return self.spans[0]
+
+    def plan_with(self, key: bytes, hash_: bytes) -> Plan:
+        """Return the plan of an event whose only key is *key*."""
+        return Plan(self.rule, "deduplicate", (Part(key, hash_, self.slide_ms),), self.spans)
+
+    def plan(self, event: Event) -> Plan:
+        """Return the plan for *event*."""
+        key = self.key_of(event) if self.key_of and event.replay_name is None else None
+        if key is None:
+            return self.full_plan(event)
+        return self.plan_with(key, self.hash_of(event) if self.hash_of else b"")
 
 
 class RuleSet:
@@ -276,7 +304,9 @@ class RuleSet:
         self._by_type = all(
             rule.match is None or rule.match.fields <= {"source", "detail-type"} for rule in rules
         )
-        self._found: dict[tuple[str, str], _Planner] = {}
+        self._found: dict[tuple[str, str], Terms] = {}
+        self.known_terms: Mapping[tuple[str, str], Terms] = {} if self._guards else self._found
+        """By source and detail-type; empty if guards have to see each event."""
         self.apart = _apart(rules)
         """The argument for `oncebridge.events.event.parse` that makes most keys cheaper."""
         compiled = [*self._compiled, self._default]
@@ -288,8 +318,14 @@ class RuleSet:
         for rule, guard in self._guards:
             if why := guard.refusal(event):
                 return Plan(rule, guard.otherwise, message=why, refused=True)
-        plan = self._found.get((event.source, event.detail_type))
-        return self._planner(event)(event) if plan is None else plan(event)
+        return self._find_terms(event).plan(event)
+
+    def terms(self, event: Event) -> Terms:
+        """Return the terms of the rule that applies to *event*; a refused sender has none of its own."""
+        for rule, guard in self._guards:
+            if guard.refusal(event):
+                return Terms(rule, self.plan)
+        return self._find_terms(event)
 
     def plan_arrival(self, arrival: Event | Unreadable, *, shadow: bool = False) -> Plan:
         """
@@ -326,16 +362,17 @@ class RuleSet:
         forms = [compiled.key_form() for compiled in self._compiled]
         return sha256(canonical([KEY_VERSION, forms])).hexdigest()[:12]
 
-    def _planner(self, event: Event) -> _Planner:
-        """Return the function that plans for *event*; cache it if it depends only on the kind."""
+    def _find_terms(self, event: Event) -> Terms:
         kind = (event.source, event.detail_type)
-        plan = self._matching_rule(event).planner(*kind)
-        # Empty also means missing, null and other types, which a pattern distinguishes.
-        if self._by_type and all(kind):
-            if len(self._found) >= _MOST_KINDS:  # senders can invent any number of sources
-                self._found.clear()
-            self._found[kind] = plan
-        return plan
+        terms = self._found.get(kind)
+        if terms is None:
+            terms = self._matching_rule(event).terms(*kind)
+            # Empty also means missing, null and other types, which a pattern distinguishes.
+            if self._by_type and all(kind):
+                if len(self._found) >= _MOST_KINDS:  # senders can invent any number of sources
+                    self._found.clear()
+                self._found[kind] = terms
+        return terms
 
     def _matching_rule(self, event: Event) -> "_CompiledRule":
         for compiled in self._compiled:
@@ -377,13 +414,11 @@ class _CompiledRule:
         self._entity = FieldsKey(list(entities)) if entities else None
         named = rule.entity or next(iter(entities), None)
         self._about = FieldsKey([named]) if about and named else None
-        checks = any(tier.check for tier in rule.tiers)
-        self._plain = None if self._entity or self._about or checks else only
+        self._only_key = None if self._entity or self._about else only
         self._together = f"rule\0{rule.together or rule.name}"
         self._version = compile_field(rule.latest.version) if rule.latest else None
         self._state = compile_field(rule.quiet.state) if rule.quiet else None
-        self.planner = lru_cache(maxsize=_MOST_KINDS)(self._make_planner)
-        """Returns a faster `plan` for the events of one source and detail-type."""
+        self.terms = lru_cache(maxsize=_MOST_KINDS)(self._make_terms)
 
     def key_form(self) -> dict[str, Any]:
         """Return the part of this rule in `RuleSet.key_fingerprint`, as JSON."""
@@ -406,21 +441,20 @@ class _CompiledRule:
             form["entity"] = [_key_form(self._entity), self._together, version, state]
         return form
 
-    def _make_planner(self, source: str, detail_type: str) -> _Planner:
-        if self._plain is None:
-            return self.plan
-        # The common case of one key: everything that these events share is computed once.
-        rule, spans, slide_ms = self.rule, self.spans, self._slides[0]
-        scope = scoped_source(source, rule.scope)
-        key_of = key_maker(self._namespace, self._plain, scope, detail_type)
-
-        def plan(event: Event) -> Plan:
-            key = key_of(event) if event.replay_name is None else None
-            if key is None:
-                return self.plan(event)
-            return Plan(rule, "deduplicate", (Part(key, b"", slide_ms),), spans)
-
-        return plan
+    def _make_terms(self, source: str, detail_type: str) -> Terms:
+        """Return the terms of events of one source and detail-type."""
+        if self._only_key is None:
+            return Terms(self.rule, self.plan)
+        ((tier, content),) = self._tiers
+        scope = scoped_source(source, self.rule.scope)
+        return Terms(
+            self.rule,
+            self.plan,
+            key_maker(self._namespace, self._only_key, scope, detail_type),
+            partial(fingerprint, content=content, source=scope) if tier.check else None,
+            self._slides[0],
+            self.spans,
+        )
 
     def plan(self, event: Event) -> Plan:
         rule = self.rule

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters
-from oncebridge.engine.batch import Memo
+from oncebridge.engine.memos import Memo
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import LONGEST_ID
 from oncebridge.errors import ConfigError

@@ -21,6 +21,7 @@ import pytest
 from oncebridge.stores.api import Store
 from oncebridge.testing.contract.batches import BatchCases
 from oncebridge.testing.contract.claims import ClaimCases
+from oncebridge.testing.contract.columns import ColumnCases
 from oncebridge.testing.contract.commits import CommitCases
 from oncebridge.testing.contract.concurrency import ConcurrencyCases
 from oncebridge.testing.contract.entity_state import EntityStateCases
@@ -51,6 +52,7 @@ class StoreContract(
     PurgingCases,
     KeyCases,
     BatchCases,
+    ColumnCases,
     ConcurrencyCases,
     PortabilityCases,
     HandleCases,

@@ -9,39 +9,46 @@ Random sequences of operations, compared with the reference step by step.
 
     TestMyMachine = MyMachine.TestCase
 
-There are three workers and three keys. Every earlier request can be repeated, and every hold can be
-committed, released or extended, even after it has ended. After each step the answer and all records
-must be those of `Reference`. A few invariants are checked from the answers alone, so that a mistake
-in the reference is found as well.
+There are three workers and three keys. A call has one item or several: with one token and one
+generation for all, as a worker sends it, or with different ones, as calls that were joined. Every
+other call has a list for each of its columns. Every earlier request can be repeated, and every hold
+can be committed, released or extended, even after it has ended. After each step the answers and all
+records must be those of `Reference`. A few invariants are checked from the answers alone, so that a
+mistake in the reference is found as well.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
 from oncebridge.events.key import Part
 from oncebridge.stores.api import (
     Claim,
-    ClaimAnswer,
     Commit,
+    Commits,
     Duplicate,
     Extension,
+    Extensions,
     Fate,
+    Memories,
     Memory,
     Mismatch,
     Record,
     Release,
+    Releases,
     Reply,
     Store,
     Want,
+    Wants,
 )
 from oncebridge.testing.clock import ManualClock
+from oncebridge.testing.contract.harness import ask_all, listed
 from oncebridge.testing.reference import Reference, ReferenceRow
 
 _T = TypeVar("_T")
@@ -53,6 +60,7 @@ _keys = st.sampled_from(KEYS)
 _hashes = st.sampled_from([b"", b"1" * 32, b"2" * 32])
 _slides = st.sampled_from([0, 70, 150])
 _parts = st.builds(Part, _keys, _hashes, _slides)
+_two_or_three_parts = st.lists(_parts, min_size=2, max_size=3, unique_by=lambda part: part.key)
 _leases = st.sampled_from([20, 50, 1000])
 _keeps = st.sampled_from([0, 300, 100_000])
 _windows = st.sampled_from([20, 60, 200])
@@ -65,7 +73,7 @@ _fates = st.sampled_from(Fate)
 
 @dataclass(frozen=True)
 class ClaimRequest:
-    """One claim request. Its number identifies its holds; its token might not be unique."""
+    """One event of a claim call. Its number is the call's; its token might not be unique."""
 
     number: int
     want: Want
@@ -78,8 +86,21 @@ Hold = tuple[ClaimRequest, int, bool]
 """A request, one of its parts, and whether to use the part's current holder instead."""
 
 
-def _holds(asked: Bundle[ClaimRequest]) -> st.SearchStrategy[Hold]:
-    return st.tuples(asked, st.integers(0, 1), st.booleans())
+def _of_holds(
+    asked: Bundle[ClaimRequest], *values: st.SearchStrategy[Any]
+) -> st.SearchStrategy[list[tuple[Any, ...]]]:
+    """Return one or two holds, each with *values*."""
+    holds = st.tuples(asked, st.integers(0, 1), st.booleans())
+    return st.lists(st.tuples(holds, *values), min_size=1, max_size=2)
+
+
+_BATCHES: dict[str, Any] = {
+    "claim": Wants,
+    "commit": Commits,
+    "release": Releases,
+    "extend": Extensions,
+    "remember": Memories,
+}
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -97,6 +118,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.clock = ManualClock()
         self.model = Reference(self.clock)
         self.count = 0
+        self.calls = 0
         self.generations: dict[tuple[int, bytes], bytes] = {}
         self.leases: dict[bytes, tuple[ClaimRequest, int]] = {}
         self.remembered: dict[bytes, int] = {}
@@ -122,7 +144,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(target=asked, worker=_workers, part=_parts, lease=_leases, keep=_keeps, memo=_memos)
     def claim(self, worker: str, part: Part, lease: int, keep: int, memo: bytes) -> ClaimRequest:
-        return self._claim_anew(worker, (part,), lease, keep, memo)
+        return self._claim_one(worker, (part,), lease, keep, memo)
 
     @rule(
         target=asked,
@@ -135,59 +157,100 @@ class StoreMachine(RuleBasedStateMachine):
     def claim_two_tiers(
         self, worker: str, parts: tuple[Part, Part], lease: int, keep: int, memo: bytes
     ) -> ClaimRequest:
-        return self._claim_anew(worker, parts, lease, keep, memo)
+        return self._claim_one(worker, parts, lease, keep, memo)
 
-    @rule(asked=asked)
-    def repeat_a_claim(self, asked: ClaimRequest) -> None:
-        self._claim(asked)
+    @rule(
+        target=asked,
+        worker=_workers,
+        parts=_two_or_three_parts,
+        leases=st.tuples(_leases, _leases, _leases),
+        keep=_keeps,
+        memos=st.tuples(_memos, _memos, _memos),
+        has_tiers=st.booleans(),
+        is_joined=st.booleans(),
+    )
+    def claim_several(
+        self,
+        *,
+        worker: str,
+        parts: list[Part],
+        leases: tuple[int, ...],
+        keep: int,
+        memos: tuple[bytes, ...],
+        has_tiers: bool,
+        is_joined: bool,
+    ) -> Any:
+        """Claim several events in one call, with one token or, where calls are joined, several."""
+        events: list[tuple[Part, ...]] = [(part,) for part in parts]
+        if has_tiers and len(parts) > 2:
+            events = [(parts[0],), (parts[1], parts[2])]
+        wants: list[Want] = []
+        for at, event in enumerate(events):
+            if is_joined or not wants:
+                token, generation = self._draw(worker)
+            wants.append(Want(event, token, generation, leases[at], keep, memos[at]))
+        return multiple(*self._claim_anew(wants))
+
+    @rule(again=st.lists(asked, min_size=1, max_size=3))
+    def repeat_claims(self, again: list[ClaimRequest]) -> None:
+        """Send claims again: one, all or some of those of a call, or of several calls."""
+        keys: set[bytes] = set()
+        distinct = []
+        for asked in again:
+            mine = {part.key for part in asked.want.parts}
+            if not keys & mine:
+                keys |= mine
+                distinct.append(asked)
+        self._claim(distinct)
 
     @rule(target=asked, worker=_workers, part=_parts, fate=_fates, window=_windows, hard=_hards)
     def deliver(
         self, *, worker: str, part: Part, fate: Fate, window: int, hard: int
     ) -> ClaimRequest:
         """Claim and commit: walks that have to find this by themselves rarely do."""
-        asked = self._claim_anew(worker, (part,), 1000, 300, b"d")
+        asked = self._claim_one(worker, (part,), 1000, 300, b"d")
         if (asked.number, part.key) in self.generations:
-            self._commit(asked, part.key, fate=fate, window=window, hard=hard)
+            self._commit([(asked, part.key, fate, window, hard, None)])
         return asked
 
     @rule(target=asked, worker=_workers, part=_parts, memo=_memos)
     def stall(self, worker: str, part: Part, memo: bytes) -> ClaimRequest:
         """Claim and sleep past the lease."""
-        asked = self._claim_anew(worker, (part,), 20, 100_000, memo)
+        asked = self._claim_one(worker, (part,), 20, 100_000, memo)
         self.clock.advance(20)
         return asked
 
-    # --- with any earlier hold, or the current one -------------------------------
+    # --- with any earlier holds, or the current ones -----------------------------
 
-    @rule(hold=_holds(asked), fate=_fates, window=_windows, hard=_hards, memo=_new_memos)
-    def commit(self, *, hold: Hold, fate: Fate, window: int, hard: int, memo: bytes | None) -> None:
-        asked, key = self._chosen(hold)
-        self._commit(asked, key, fate=fate, window=window, hard=hard, memo=memo)
+    @rule(holds=_of_holds(asked, _fates, _windows, _hards, _new_memos))
+    def commit(self, holds: list[tuple[Any, ...]]) -> None:
+        self._commit(self._chosen(holds))
 
-    @rule(hold=_holds(asked), delay=_delays, keep=_keeps, memo=_new_memos, unsent=st.booleans())
-    def release(
-        self, *, hold: Hold, delay: int, keep: int, memo: bytes | None, unsent: bool
-    ) -> None:
-        asked, key = self._chosen(hold)
+    @rule(holds=_of_holds(asked, _delays, _keeps, _new_memos, st.booleans()))
+    def release(self, holds: list[tuple[Any, ...]]) -> None:
+        chosen = self._chosen(holds)
+        items = [Release(key, asked.want.token, *values) for asked, key, *values in chosen]
         before = self._peek()
-        answer = self._step("release", Release(key, asked.want.token, delay, keep, memo, unsent))
-        if answer is Reply.FENCED:
-            assert self._peek() == before, "a fenced release changed something"
-        else:
-            self._must_hold(asked, key)
-            del self.leases[key]
+        answers = self._step("release", items)
+        for (asked, key, *_), answer in zip(chosen, answers, strict=True):
+            if answer is Reply.FENCED:
+                assert self._peek()[key] == before[key], "a fenced release changed something"
+            else:
+                self._must_hold(asked, key)
+                del self.leases[key]
 
-    @rule(hold=_holds(asked), lease=_leases)
-    def extend(self, hold: Hold, lease: int) -> None:
-        asked, key = self._chosen(hold)
+    @rule(holds=_of_holds(asked, _leases))
+    def extend(self, holds: list[tuple[Any, ...]]) -> None:
+        chosen = self._chosen(holds)
+        items = [Extension(key, asked.want.token, lease) for asked, key, lease in chosen]
         before = self._peek()
-        answer = self._step("extend", Extension(key, asked.want.token, lease))
-        if answer is Reply.FENCED:
-            assert self._peek() == before, "a fenced extension changed something"
-        else:
-            self._must_hold(asked, key)
-            self.leases[key] = (asked, self.clock() + lease)
+        answers = self._step("extend", items)
+        for (asked, key, lease), answer in zip(chosen, answers, strict=True):
+            if answer is Reply.FENCED:
+                assert self._peek()[key] == before[key], "a fenced extension changed something"
+            else:
+                self._must_hold(asked, key)
+                self.leases[key] = (asked, self.clock() + lease)
 
     # --- without a hold ----------------------------------------------------------
 
@@ -195,7 +258,8 @@ class StoreMachine(RuleBasedStateMachine):
     def remember(self, key: bytes, fate: Fate, window: int, content: bytes, memo: bytes) -> None:
         self.count += 1
         generation = _bits(f"generation {self.count}")
-        answer = self._step("remember", Memory(key, generation, fate, window, content, memo))
+        memory = Memory(key, generation, fate, window, content, memo)
+        (answer,) = self._step("remember", [memory])
         if answer is Reply.REMEMBERED:
             assert not self._is_leased(key), "remembered under a live claim"
             self.leases.pop(key, None)
@@ -206,7 +270,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Forget, purge or peek: one rule for the three, so that they do not dominate the walks."""
         before = self._peek()
         if what == "forget":
-            if self._step("forget", key):
+            if self._step("forget", [key]) == [True]:
                 assert not self._is_leased(key), "a live claim was forgotten"
                 self.leases.pop(key, None)
                 self.remembered.pop(key, None)
@@ -243,28 +307,35 @@ class StoreMachine(RuleBasedStateMachine):
                 assert record is not None, f"{key!r} was removed under a live lease"
                 assert record.token == asked.want.token, f"{key!r} has two live leases"
 
-    def _claim_anew(
+    def _draw(self, worker: str) -> tuple[bytes, bytes]:
+        """Return a new token and a new generation."""
+        self.count += 1
+        return self.token(worker), _bits(f"generation {self.count}")
+
+    def _claim_one(
         self, worker: str, parts: tuple[Part, ...], lease: int, keep: int, memo: bytes
     ) -> ClaimRequest:
-        self.count += 1
-        generation = _bits(f"generation {self.count}")
-        want = Want(parts, self.token(worker), generation, lease, keep, memo)
-        asked = ClaimRequest(self.count, want)
-        self._claim(asked)
+        (asked,) = self._claim_anew([Want(parts, *self._draw(worker), lease, keep, memo)])
         return asked
 
-    def _claim(self, asked: ClaimRequest) -> None:
-        answer: ClaimAnswer = self._step("claim", asked.want)
-        now = self.clock()
-        if isinstance(answer, Duplicate | Mismatch):
-            assert now < self.remembered.get(answer.key, 0), "known, yet never done or past"
-        if isinstance(answer, Duplicate):
-            after = self._peek()[answer.key]
-            assert after is not None
-            self.remembered[answer.key] = after.until_ms  # it may have slid
-        if isinstance(answer, Claim):
-            for held in answer.held:
-                self._granted(asked, held.key, held.generation)
+    def _claim_anew(self, wants: Sequence[Want]) -> list[ClaimRequest]:
+        requests = [ClaimRequest(self.count, want) for want in wants]
+        self._claim(requests)
+        return requests
+
+    def _claim(self, requests: Sequence[ClaimRequest]) -> None:
+        answers = self._step("claim", [asked.want for asked in requests])
+        now, after = self.clock(), self._peek()
+        for asked, answer in zip(requests, answers, strict=True):
+            if isinstance(answer, Duplicate | Mismatch):
+                assert now < self.remembered.get(answer.key, 0), "known, yet never done or past"
+            if isinstance(answer, Duplicate):
+                record = after[answer.key]
+                assert record is not None
+                self.remembered[answer.key] = record.until_ms  # it may have slid
+            if isinstance(answer, Claim):
+                for held in answer.held:
+                    self._granted(asked, held.key, held.generation)
 
     def _granted(self, asked: ClaimRequest, key: bytes, generation: bytes) -> None:
         now = self.clock()
@@ -277,26 +348,25 @@ class StoreMachine(RuleBasedStateMachine):
         self.leases[key] = (asked, record.until_ms if record else now)
         self.generations[asked.number, key] = generation
 
-    def _commit(
-        self,
-        asked: ClaimRequest,
-        key: bytes,
-        *,
-        fate: Fate,
-        window: int,
-        hard: int,
-        memo: bytes | None = None,
-    ) -> None:
-        generation = self.generations.get((asked.number, key), asked.want.generation)
-        answer = self._step("commit", Commit(key, generation, fate, window, hard, memo))
-        if answer is Reply.COMMITTED:
-            self.leases.pop(key, None)
-            self.remembered[key] = self.clock() + window
+    def _commit(self, chosen: Sequence[tuple[Any, ...]]) -> None:
+        items = [
+            Commit(key, self.generations.get((asked.number, key), asked.want.generation), *values)
+            for asked, key, *values in chosen
+        ]
+        answers = self._step("commit", items)
+        for item, answer in zip(items, answers, strict=True):
+            if answer is Reply.COMMITTED:
+                self.leases.pop(item.key, None)
+                self.remembered[item.key] = self.clock() + item.window_ms
 
-    def _chosen(self, hold: Hold) -> tuple[ClaimRequest, bytes]:
-        asked, part, present = hold
-        key = asked.want.parts[part % len(asked.want.parts)].key
-        return (self.leases[key][0] if present and key in self.leases else asked), key
+    def _chosen(self, holds: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Return the request, the key and the values of each hold; each key once."""
+        chosen: dict[bytes, tuple[Any, ...]] = {}
+        for (asked, part, present), *values in holds:
+            key = asked.want.parts[part % len(asked.want.parts)].key
+            holder = self.leases[key][0] if present and key in self.leases else asked
+            chosen.setdefault(key, (holder, key, *values))
+        return [*chosen.values()]
 
     def _must_hold(self, asked: ClaimRequest, key: bytes) -> None:
         holder, _ = self.leases.get(key, (None, 0))
@@ -307,27 +377,39 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- the comparison ----------------------------------------------------------
 
-    def _step(self, verb: str, item: object) -> Any:
+    def _step(self, verb: str, items: Sequence[Any]) -> list[Any]:
         """Run the operation on the store and on the reference, and compare."""
-        (answer,) = self._await(getattr(self.store, verb)([item]))
-        self._compare(verb, item, answer, lambda world: getattr(world, verb)(item))
-        return answer
+        answers = self._await(self._call(verb, items))
+        self._compare(verb, items, answers, lambda world: [*map(getattr(world, verb), items)])
+        return answers
+
+    async def _call(self, verb: str, items: Sequence[Any]) -> list[Any]:
+        if verb == "forget":
+            return await self.store.forget(items)
+        self.calls += 1
+        batch = _BATCHES[verb].of(items)
+        if self.calls % 2:
+            batch = listed(batch)
+        if verb == "claim":
+            return await ask_all(self.store, batch)
+        answers: list[Any] = await getattr(self.store, verb)(batch)
+        return answers
 
     def _compare(
-        self, verb: str, item: object, answer: object, apply: Callable[[Reference], object]
+        self, verb: str, items: object, answers: object, apply: Callable[[Reference], object]
     ) -> None:
         seen = self._peek()
         expected = []
         for before in self.model.worlds():
             said = apply(before)
             for world in before.worlds():  # a record past keeping may be removed before or after
-                if said == answer and self._shows(seen, world):
+                if said == answers and self._shows(seen, world):
                     self.model = world
                     return
                 expected.append(f"{said} with {world.rows}")
         models = "\n or ".join(expected)
         raise AssertionError(
-            f"{verb} {item} at {self.clock()}\n store: {answer} with {seen}\n model: {models}"
+            f"{verb} {items} at {self.clock()}\n store: {answers} with {seen}\n model: {models}"
         )
 
     def _shows(self, seen: dict[bytes, Record | None], world: Reference) -> bool:

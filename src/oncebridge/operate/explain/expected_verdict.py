@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from oncebridge.base.clock import ms
 from oncebridge.engine import pauses
-from oncebridge.engine.batch import EntityState, Memo, first_arrival, why_incomparable
+from oncebridge.engine.memos import EntityState, Memo, first_arrival, why_incomparable
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import First, Verdict
 from oncebridge.events.key import Part, conflict_key

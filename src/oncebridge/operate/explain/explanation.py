@@ -13,7 +13,7 @@ from msgspec import Struct
 from oncebridge.base.durations import format_duration
 from oncebridge.base.formatting import iso_time
 from oncebridge.dead_letters.api import DeadLetter
-from oncebridge.engine.batch import first_arrival
+from oncebridge.engine.memos import first_arrival
 from oncebridge.engine.causes import Cause
 from oncebridge.engine.verdict import First, Verdict
 from oncebridge.events.differences import FieldChange

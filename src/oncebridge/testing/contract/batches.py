@@ -11,16 +11,15 @@ from oncebridge.stores.api import (
     Releases,
     Reply,
     Store,
-    Wants,
 )
-from oncebridge.testing.contract.harness import CONTENT, OTHER, Harness, ask, claimed, see
+from oncebridge.testing.contract.harness import CONTENT, OTHER, Harness, ask, ask_all, claimed, see
 
 
 class BatchCases(Harness):
     """Batches of any size: answers are in order, and each item keeps its own values."""
 
     async def test_an_empty_batch_has_an_empty_answer(self, store: Store) -> None:
-        assert [*await store.claim(Wants.of([]))] == []
+        assert await ask_all(store, []) == []
         assert await store.commit(Commits.of([])) == []
         assert await store.release(Releases.of([])) == []
         assert await store.extend(Extensions.of([])) == []
@@ -33,25 +32,24 @@ class BatchCases(Harness):
         keys = self.keys(8 * rounds)
         absent, claimed, own, lapsed, changed, done, other, past = (keys[at::8] for at in range(8))
         mine = {key: self.want(key, memo=key) for key in own}
-        await store.claim(Wants.of([self.want(key) for key in claimed]))
-        await store.claim(Wants.of(list(mine.values())))
+        await ask_all(store, [self.want(key) for key in claimed])
+        await ask_all(store, list(mine.values()))
         for key in (*done, *other, *past):
             window = self.short if key in past else self.long
             await self.committed(store, key, content=CONTENT, window_ms=window, memo=key)
-        await store.claim(
-            Wants.of(
-                [
-                    self.want(key, lease_ms=self.short, content=CONTENT, memo=key)
-                    for key in (*lapsed, *changed)
-                ]
-            )
+        await ask_all(
+            store,
+            [
+                self.want(key, lease_ms=self.short, content=CONTENT, memo=key)
+                for key in (*lapsed, *changed)
+            ],
         )
         await self.wait(self.short)
         wants = [
             mine.get(key) or self.want(key, content=OTHER if key in {*changed, *other} else CONTENT)
             for key in keys
         ]
-        answers = await store.claim(Wants.of(wants))
+        answers = await ask_all(store, wants)
         assert len(answers) == len(keys)
         for key, want, answer in zip(keys, wants, answers, strict=True):
             if key in absent or key in past or key in changed:
@@ -76,8 +74,8 @@ class BatchCases(Harness):
         self, store: Store
     ) -> None:
         groups = [self.keys(1 + number % 3) for number in range(90)]
-        await store.claim(Wants.of([self.want(keys[-1]) for keys in groups[::5]]))
-        answers = await store.claim(Wants.of([self.want(*keys) for keys in groups]))
+        await ask_all(store, [self.want(keys[-1]) for keys in groups[::5]])
+        answers = await ask_all(store, [self.want(*keys) for keys in groups])
         for number, (keys, answer) in enumerate(zip(groups, answers, strict=True)):
             if number % 5:
                 assert isinstance(answer, Claim)
@@ -122,8 +120,8 @@ class BatchCases(Harness):
     async def test_each_want_of_a_batch_has_its_own_lease_and_memo(self, store: Store) -> None:
         short, long, longer = self.keys(3)
         leases = {short: self.short, long: self.long, longer: 2 * self.long}
-        answers = await store.claim(
-            Wants.of([self.want(key, lease_ms=lease, memo=key) for key, lease in leases.items()])
+        answers = await ask_all(
+            store, [self.want(key, lease_ms=lease, memo=key) for key, lease in leases.items()]
         )
         now = claimed(answers[0]).now_ms
         for key, lease in leases.items():
@@ -131,7 +129,7 @@ class BatchCases(Harness):
             assert self.near(record.until_ms, now + lease)
             assert record.memo == key
         await self.wait(self.short)
-        answers = await store.claim(Wants.of([self.want(key) for key in leases]))
+        answers = await ask_all(store, [self.want(key) for key in leases])
         assert [type(answer) for answer in answers] == [Claim, Busy, Busy]
 
     async def test_each_commit_of_a_batch_has_its_own_window_fate_and_memo(
@@ -168,9 +166,7 @@ class BatchCases(Harness):
         assert [record.memo for record in records] == [b"now", b"", b"later"]
         assert isinstance(await ask(store, self.want(now_free.held[0].key)), Claim)
         await self.wait(2 * self.short)
-        answers_then = await store.claim(
-            Wants.of([self.want(claim.held[0].key) for claim in claims[1:]])
-        )
+        answers_then = await ask_all(store, [self.want(claim.held[0].key) for claim in claims[1:]])
         assert [type(answer) for answer in answers_then] == [Claim, Busy]
 
     async def test_each_extension_and_memory_of_a_batch_has_its_own_time(
@@ -203,7 +199,7 @@ class BatchCases(Harness):
         count = 2000
         keys = self.keys(count)
         wants = [self.want(key, memo=key) for key in keys]
-        claims = [claimed(answer) for answer in await store.claim(Wants.of(wants))]
+        claims = [claimed(answer) for answer in await ask_all(store, wants)]
         assert [claim.held[0].key for claim in claims] == keys
         assert [claim.token for claim in claims] == [want.token for want in wants]
         assert [record and record.memo for record in await store.peek(keys)] == keys
@@ -217,6 +213,6 @@ class BatchCases(Harness):
         assert await store.release(Releases.of([self.back(claim) for claim in claims[half:]])) == (
             [Reply.RELEASED] * half
         )
-        answers = await store.claim(Wants.of([self.want(key) for key in keys]))
+        answers = await ask_all(store, [self.want(key) for key in keys])
         assert [type(answer) for answer in answers] == [Duplicate] * half + [Claim] * half
         assert await store.forget(keys) == [True] * half + [False] * half

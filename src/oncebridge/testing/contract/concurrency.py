@@ -13,12 +13,12 @@ from oncebridge.stores.api import (
     Releases,
     Reply,
     Store,
-    Wants,
 )
 from oncebridge.testing.contract.harness import (
     TASKS,
     Harness,
     ask,
+    ask_all,
     commit,
     hold,
     look,
@@ -41,7 +41,7 @@ class ConcurrencyCases(Harness):
 
     async def test_of_many_take_overs_at_once_exactly_one_wins_each_key(self, store: Store) -> None:
         keys = self.keys(100)
-        await store.claim(Wants.of([self.want(key, lease_ms=self.short) for key in keys]))
+        await ask_all(store, [self.want(key, lease_ms=self.short) for key in keys])
         await self.wait(self.short)
         await self._race([store], keys, attempts=2)
 
@@ -53,7 +53,7 @@ class ConcurrencyCases(Harness):
             wants = [self.want(*(pair if number % 2 else pair[::-1])) for pair in pairs]
             answers: list[ClaimAnswer] = []
             for batch in _batches(wants, 5):
-                answers += await store.claim(Wants.of(batch))
+                answers += await ask_all(store, batch)
                 await asyncio.sleep(0)
             return answers
 
@@ -133,7 +133,7 @@ class ConcurrencyCases(Harness):
             keys = self.keys(100)
             await self._race([store, second], keys, attempts=1)
             lapsed = self.keys(100)
-            await store.claim(Wants.of([self.want(key, lease_ms=self.short) for key in lapsed]))
+            await ask_all(store, [self.want(key, lease_ms=self.short) for key in lapsed])
             await self.wait(self.short)
             await self._race([store, second], lapsed, attempts=2)
 
@@ -155,7 +155,7 @@ class ConcurrencyCases(Harness):
             answers: dict[bytes, ClaimAnswer] = {}
             for batch in _batches(keys[start:] + keys[:start], 10):
                 wants = [self.want(key) for key in batch]
-                answers |= zip(batch, await store.claim(Wants.of(wants)), strict=True)
+                answers |= zip(batch, await ask_all(store, wants), strict=True)
                 await asyncio.sleep(0)
             return answers
 

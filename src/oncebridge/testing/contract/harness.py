@@ -1,16 +1,19 @@
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from oncebridge.base.clock import SystemDice
 from oncebridge.events.key import Part
 from oncebridge.stores.api import (
+    HELD,
     Claim,
     ClaimAnswer,
+    Column,
     Commit,
     CommitAnswer,
     Commits,
@@ -29,10 +32,12 @@ from oncebridge.stores.api import (
     Store,
     Want,
     Wants,
+    spread,
 )
 from oncebridge.testing.clock import ManualClock
 
 _Case = TypeVar("_Case", bound=Callable[..., Awaitable[None]])
+_Batch = TypeVar("_Batch", Wants, Commits, Releases, Extensions, Memories)
 
 _NEEDS: dict[str, str] = {}
 
@@ -100,6 +105,10 @@ class Harness:
         """Return a new token for a claim of *worker*."""
         return _fresh()
 
+    def generation(self, worker: str = "") -> bytes:  # noqa: ARG002 - used by a faulty harness
+        """Return a new generation for a claim of *worker*."""
+        return _fresh()
+
     # --- running cases -----------------------------------------------------------
 
     @asynccontextmanager
@@ -157,10 +166,31 @@ class Harness:
         return Want(
             tuple(Part(part, content) if isinstance(part, bytes) else part for part in parts),
             self.token(worker),
-            _fresh(),
+            self.generation(worker),
             self.long if lease_ms is None else lease_ms,
             self.long if keep_ms is None else keep_ms,
             memo,
+        )
+
+    def together(
+        self,
+        keys: Sequence[bytes],
+        *,
+        content: Column[bytes] = b"",
+        lease_ms: Column[int] | None = None,
+        memo: Column[bytes] = b"",
+        sizes: list[int] | None = None,
+    ) -> Wants:
+        """Return a claim of all *keys* with one token and one generation, as workers send it."""
+        return Wants(
+            [*keys],
+            self.token(),
+            self.generation(),
+            self.long if lease_ms is None else lease_ms,
+            self.long,
+            memo,
+            content,
+            sizes=sizes,
         )
 
     def done(
@@ -243,7 +273,7 @@ class Harness:
             await store.purge(10_000)
 
     async def _claims(self, store: Store, count: int) -> list[Claim]:
-        answers = await store.claim(Wants.of([self.want(key) for key in self.keys(count)]))
+        answers = await ask_all(store, [self.want(key) for key in self.keys(count)])
         return [claimed(answer) for answer in answers]
 
 
@@ -252,7 +282,7 @@ class Harness:
 
 async def ask(store: Store, want: Want) -> ClaimAnswer:
     """Claim, and return the answer."""
-    (answer,) = await store.claim(Wants.of([want]))
+    (answer,) = await ask_all(store, [want])
     return answer
 
 
@@ -298,6 +328,40 @@ async def see(store: Store, key: bytes) -> Record:
     record = await look(store, key)
     assert record is not None, key
     return record
+
+
+# --- a batch of many -------------------------------------------------------------
+
+
+async def ask_all(store: Store, wants: Iterable[Want]) -> list[ClaimAnswer]:
+    """Claim, and return the answers: one per want, each in the form that `ClaimAnswers` asks for."""
+    asked = wants if isinstance(wants, Wants) else Wants.of(wants)
+    answers = await store.claim(asked)
+    assert len(answers.each) == len(asked), "there is one answer per want"
+    for want, answer in zip(asked, answers.each, strict=True):
+        if isinstance(answer, int):
+            assert answer == HELD
+        elif isinstance(answer, Claim):
+            assert not answer.is_as_asked(want), "what is granted as asked is HELD"
+    return [*answers]
+
+
+async def see_all(store: Store, keys: Sequence[bytes]) -> list[Record]:
+    """Return the records of *keys*, which must all exist."""
+    records = [record for record in await store.peek(keys) if record is not None]
+    assert [record.key for record in records] == [*keys]
+    return records
+
+
+def listed(batch: _Batch) -> _Batch:
+    """Return *batch* with a list for every column."""
+    columns: dict[str, Any] = {}
+    for name in batch.__struct_fields__[1:]:
+        count = len(batch.keys) if name in {"hash", "slide_ms"} else len(batch)
+        columns[name] = spread(getattr(batch, name), count)
+    if isinstance(batch, Wants):
+        columns["sizes"] = batch.sizes or [1] * len(batch)
+    return replace(batch, **columns)
 
 
 def _fresh() -> bytes:

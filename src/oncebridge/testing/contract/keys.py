@@ -1,5 +1,14 @@
-from oncebridge.stores.api import Busy, Commits, Duplicate, Fate, Reply, Store, Wants
-from oncebridge.testing.contract.harness import Harness, _fresh, ask, claimed, commit, hold, see
+from oncebridge.stores.api import Busy, Commits, Duplicate, Fate, Reply, Store
+from oncebridge.testing.contract.harness import (
+    Harness,
+    _fresh,
+    ask,
+    ask_all,
+    claimed,
+    commit,
+    hold,
+    see,
+)
 
 
 class KeyCases(Harness):
@@ -35,11 +44,9 @@ class KeyCases(Harness):
         ]
         start = self.key()
         keys = [start + shape for shape in shapes]
-        answers = [
-            *await store.claim(
-                Wants.of([self.want(key, memo=b"%d" % n) for n, key in enumerate(keys)])
-            )
-        ]
+        answers = await ask_all(
+            store, [self.want(key, memo=b"%d" % n) for n, key in enumerate(keys)]
+        )
         assert [claimed(answer).held[0].key for answer in answers] == keys
         seen = await store.peek(keys)
         assert [record and (record.key, record.memo) for record in seen] == [
@@ -49,7 +56,7 @@ class KeyCases(Harness):
             Commits.of([self.done(claimed(answer)) for answer in answers[::2]])
         )
         assert set(done) == {Reply.COMMITTED}
-        again = [*await store.claim(Wants.of([self.want(key) for key in keys]))]
+        again = await ask_all(store, [self.want(key) for key in keys])
         assert [type(answer) for answer in again[::2]] == [Duplicate] * len(keys[::2])
         assert [type(answer) for answer in again[1::2]] == [Busy] * len(keys[1::2])
 
@@ -57,12 +64,10 @@ class KeyCases(Harness):
         start = _fresh() + _fresh()
         keys = [start + bytes([last]) for last in range(256)]
         assert {len(key) for key in keys} == {33}
-        claims = [
-            claimed(one) for one in await store.claim(Wants.of([self.want(key) for key in keys]))
-        ]
+        claims = [claimed(one) for one in await ask_all(store, [self.want(key) for key in keys])]
         assert [claim.held[0].attempts for claim in claims] == [1] * 256
         await store.commit(Commits.of([self.done(claim) for claim in claims[:128]]))
-        answers = [*await store.claim(Wants.of([self.want(key) for key in keys]))]
+        answers = await ask_all(store, [self.want(key) for key in keys])
         assert [type(answer) for answer in answers] == [Duplicate] * 128 + [Busy] * 128
         assert [answer.key for answer in answers if isinstance(answer, Duplicate | Busy)] == keys
 

@@ -1,0 +1,147 @@
+"""
+What happens next with an event: the one place that decides.
+
+Given the rule, what the store answered and what the entity's record says, each function returns
+a `Step`. Nothing here waits, writes or reads a clock. The gateway takes the step; `explain` and
+`audit` report where the steps lead.
+
+An event without anything special needs no call: a key that was claimed as asked, under a rule
+without an entity, is sent (`after_claim` returns the same).
+"""
+
+from enum import Enum
+from typing import Final
+
+from msgspec import Struct
+
+from oncebridge.engine.memos import EntityState
+from oncebridge.engine.verdict import Verdict
+from oncebridge.events.rules import Plan
+from oncebridge.stores.api import Busy, ClaimAnswer, Duplicate, Fate, Mismatch, NoAnswer
+
+
+class Action(Enum):
+    """What a step asks for."""
+
+    CLAIM = "claim"
+    """Claim the keys of the step's plan."""
+    CLAIM_ENTITY = "claim the entity"
+    SEND = "send"
+    """Send it; if the sink takes it, the event gets the step's verdict."""
+    BURY = "bury"
+    """Store it in the dead letters, then mark it done."""
+    DROP = "drop"
+    """Mark it done without sending it."""
+    SETTLE = "settle"
+    """Give it the step's verdict; there is nothing to write."""
+    RETURN = "return"
+    """Return it to the source, to be retried."""
+
+
+class Step(Struct, frozen=True, gc=False):
+    """What happens next with an event."""
+
+    action: Action
+    verdict: Verdict
+    """Its verdict, if the step succeeds."""
+    reason: str = ""
+    """For the dead letters: why."""
+    plan: Plan | None = None
+    """CLAIM: what to claim."""
+    is_unprotected: bool = False
+    """SEND: there is no claim, so it may be a duplicate."""
+
+
+class Policy(Struct, frozen=True):
+    """The settings that decide about events."""
+
+    is_shadow: bool = False
+    """Forward everything, and only report what would have been dropped."""
+    max_attempts: int | None = None
+    """Give up after this many attempts; None if there are no dead letters to give up to."""
+    sends_without_store: bool = False
+    """Send events unprotected while the store does not answer."""
+
+
+DROPPED: Final = {
+    Verdict.STALE: Fate.STALE,
+    Verdict.UNCHANGED: Fate.UNCHANGED,
+    Verdict.CONFLICT: Fate.DROPPED,
+}
+"""How an event is marked that is dropped with a verdict."""
+
+_UNKEYED: Final = {"dead": Verdict.DEAD, "discard": Verdict.DISCARDED}
+_SEND: Final = Step(Action.SEND, Verdict.DELIVERED)
+_SEND_CONFLICT: Final = Step(Action.SEND, Verdict.CONFLICT)
+_SEND_UNPROTECTED: Final = Step(Action.SEND, Verdict.DELIVERED, is_unprotected=True)
+_BURY_UNKEYED: Final = Step(Action.BURY, Verdict.DEAD, "unkeyable")
+_CLAIM_ENTITY: Final = Step(Action.CLAIM_ENTITY, Verdict.DELIVERED)
+
+
+def first_step(plan: Plan, policy: Policy) -> Step:
+    """Return the first step of an event."""
+    if plan.action == "discard" and (plan.refused or not policy.is_shadow):
+        return Step(Action.SETTLE, Verdict.DISCARDED)
+    if plan.parts:
+        return Step(Action.CLAIM, Verdict.DELIVERED, plan=plan)
+    return Step(Action.SEND, _UNKEYED.get(plan.action, Verdict.BYPASSED))
+
+
+def after_claim(
+    plan: Plan, answer: ClaimAnswer, policy: Policy, *, is_conflict: bool = False
+) -> Step:
+    """
+    Return the step after the store's *answer* to the claim of *plan*.
+
+    *is_conflict*: another event has its key, with other content, so it is claimed under a key of
+    its own.
+    """
+    # What goes to the dead letters unsent is not forwarded in shadow mode, either.
+    forwards = policy.is_shadow and plan.action != "dead"
+    match answer:
+        case Duplicate():
+            return Step(Action.SEND if forwards else Action.SETTLE, Verdict.DUPLICATE)
+        case Busy():
+            return Step(Action.SEND if forwards else Action.RETURN, Verdict.BUSY)
+        case Mismatch():
+            in_conflict = plan.in_conflict(answer.key)
+            return Step(Action.CLAIM, Verdict.CONFLICT, plan=in_conflict)
+        case NoAnswer() if not policy.sends_without_store:
+            return Step(Action.RETURN, Verdict.FAILED)
+    if plan.action == "dead":
+        return _BURY_UNKEYED
+    if isinstance(answer, NoAnswer):
+        return _SEND_UNPROTECTED
+    if not policy.is_shadow:
+        attempt = max([held.attempts for held in answer.held])
+        if policy.max_attempts is not None and attempt > policy.max_attempts:
+            verdict = Verdict.CONFLICT if is_conflict else Verdict.DEAD
+            return Step(Action.BURY, verdict, "attempts")
+        if is_conflict and plan.rule.on_conflict == "dead":
+            return Step(Action.BURY, Verdict.CONFLICT, "conflict")
+        if is_conflict and plan.rule.on_conflict == "duplicate":
+            return Step(Action.DROP, Verdict.CONFLICT)
+    if plan.entity:
+        return _CLAIM_ENTITY
+    return _SEND_CONFLICT if is_conflict else _SEND
+
+
+def after_entity(
+    plan: Plan, state: EntityState, now_ms: int, policy: Policy, *, is_conflict: bool = False
+) -> Step:
+    """
+    Return the step after the entity was claimed, with the *state* in its record.
+
+    *now_ms* is the store's time.
+    """
+    verdict = state.judge(plan, now_ms)
+    if verdict is None:
+        return _SEND_CONFLICT if is_conflict else _SEND
+    if policy.is_shadow:
+        return Step(Action.SEND, verdict)
+    if verdict is not Verdict.CONFLICT:
+        return Step(Action.DROP, verdict)
+    # Versions that cannot be compared: the entity keeps its state, whatever happens to the event.
+    if plan.rule.on_conflict == "deliver":
+        return _SEND_CONFLICT
+    return Step(Action.BURY, Verdict.CONFLICT, "version")
