@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import asyncpg
 import redis
@@ -150,14 +151,18 @@ class SQLiteBulk(Bulk):
         db = sqlite3.connect(self._path, isolation_level=None)
         for setting in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{4 * 2**20}"):
             db.execute(f"PRAGMA {setting}")
-        read = "SELECT * FROM oncebridge_records WHERE key = ?"
+        fields = ", ".join(Record.__struct_fields__)
+        read = f"SELECT {fields} FROM oncebridge_records WHERE key = ?"
         row = db.execute(read, (model.key,)).fetchone()
-        write = f"INSERT INTO oncebridge_records VALUES ({', '.join('?' * len(row))})"
+        marks_ = ", ".join("?" * len(row))
+        write = f"INSERT INTO oncebridge_records (key_crc, {fields}) VALUES (?, {marks_})"
+        at = row.index(model.key)
         some: list[Mark] = []
         db.execute("BEGIN")
         for at in range(0, count, CHUNK):
             copies = marks(min(CHUNK, count - at))
-            db.executemany(write, _rows(row, model, copies))
+            rows = _rows(row, model, sorted(copies, key=lambda mark: mark.id))  # as they arrive
+            db.executemany(write, ((crc32(copy[at]), *copy) for copy in rows))
             some += copies[:: max(len(copies) // 3, 1)]
         db.execute("COMMIT")
         db.execute("PRAGMA journal_mode = WAL")

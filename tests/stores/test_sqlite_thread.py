@@ -15,7 +15,7 @@ import pytest
 
 from oncebridge import StoreError
 from oncebridge.events.key import Part
-from oncebridge.stores.api import Claim, Commit, Commits, Fate, Want
+from oncebridge.stores.api import Claim, Commit, Commits, Fate, Want, Wants
 from oncebridge.stores.sqlite.database import SQLiteFile, _Thread
 from oncebridge.stores.sqlite.store import SQLiteStore
 from oncebridge.testing import ManualClock
@@ -162,7 +162,9 @@ async def test_an_interpreter_that_ends_does_not_hang_and_ends_what_has_begun(
 
 async def done(store: SQLiteStore, keys: list[bytes]) -> None:
     wants = [Want((Part(key),), next(names), next(names), 30_000, WINDOW_MS) for key in keys]
-    held = [answer.held[0] for answer in await store.claim(wants) if isinstance(answer, Claim)]
+    held = [
+        answer.held[0] for answer in await store.claim(Wants.of(wants)) if isinstance(answer, Claim)
+    ]
     assert len(held) == len(keys)
     await store.commit(
         Commits.of([Commit(h.key, h.generation, Fate.DELIVERED, WINDOW_MS) for h in held])

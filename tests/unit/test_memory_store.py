@@ -50,7 +50,7 @@ async def deliver(store, *numbers, window_ms=WINDOW_MS):
         for claim in claimed
         for held in claim.held
     ]
-    assert set(await store.commit(commits)) <= {Reply.COMMITTED}
+    assert set(await store.commit(Commits.of(commits))) <= {Reply.COMMITTED}
     return claimed
 
 
@@ -273,7 +273,7 @@ async def test_many_done_keys_take_little_memory(clock):
                 Memory(key(n), n.to_bytes(16), Fate.DELIVERED, WINDOW_MS)
                 for n in range(start, start + batch)
             ]
-            await store.remember(memories)
+            await store.remember(Memories.of(memories))
         del memories
         gc.collect()
         taken = tracemalloc.get_traced_memory()[0] - before
@@ -304,7 +304,7 @@ async def test_keys_of_any_shape_are_kept_apart(clock):
     store = MemoryStore(clock=clock)
     keys = [b"", b"\0", b"\r\n", "😀".encode(), b"'; drop table", b"{}", b"x" * 10_000, b"x" * 9999]
     wants = [Want((Part(k),), next(tokens), next(tokens), LEASE_MS, WINDOW_MS) for k in keys]
-    assert all(isinstance(answer, Claim) for answer in await store.claim(wants))
+    assert all(isinstance(answer, Claim) for answer in await store.claim(Wants.of(wants)))
     assert len(store) == len(keys)
 
 

@@ -258,19 +258,32 @@ async def _make(path):
         await deliver(store, 1)
 
 
-@pytest.mark.parametrize("kind", [SQLiteStore, SQLiteDeadLetters])
-async def test_another_layout_is_refused(tmp_path, kind):
+@pytest.mark.parametrize(("kind", "reads"), [(SQLiteStore, 2), (SQLiteDeadLetters, 1)])
+@pytest.mark.parametrize(
+    ("layout", "how", "fix"),
+    [
+        (99, "a newer version", "upgrade this one, or start a new file"),
+        (0, "an older version", "start a new file"),
+    ],
+)
+async def test_another_layout_is_refused(tmp_path, kind, reads, layout, how, fix):
     path = tmp_path / "seen.db"
     first = kind(path)
     await first.open()
     await first.aclose()
     with sqlite3.connect(path) as db:
-        db.execute("UPDATE oncebridge_schema SET version = 99")
+        db.execute("UPDATE oncebridge_schema SET version = ?", (layout,))
     db.close()
     second = kind(path)
-    with pytest.raises(StoreError, match=r"layout 99, this one reads 1\); start a new file"):
+    with pytest.raises(StoreError) as caught:
         await second.open()
+    assert f"{how} of oncebridge (layout {layout}, this one reads {reads}); {fix}" in str(
+        caught.value
+    )
     await second.aclose()
+    with sqlite3.connect(path) as db:  # nothing was changed
+        assert db.execute("SELECT version FROM oncebridge_schema").fetchall() == [(layout,)]
+    db.close()
 
 
 async def test_another_programs_tables_are_left_alone(tmp_path):
@@ -402,7 +415,7 @@ async def test_purging_removes_what_is_past_keeping_and_nothing_else(tmp_path):
 WORKER = """
 import asyncio, json, sys
 from oncebridge.events.key import Part
-from oncebridge.stores.api import Claim, Commit, Fate, Want
+from oncebridge.stores.api import Claim, Commit, Commits, Fate, Want, Wants
 from oncebridge.stores.sqlite import SQLiteStore
 import os
 
@@ -416,8 +429,9 @@ async def main(path):
                 Want((Part(n.to_bytes(33)),), os.urandom(16), os.urandom(16), 30_000, 600_000)
                 for n in range(start, start + 10)
             ]
-            held = [a.held[0] for a in await store.claim(wants) if isinstance(a, Claim)]
-            await store.commit([Commit(h.key, h.generation, Fate.DELIVERED, 600_000) for h in held])
+            held = [a.held[0] for a in await store.claim(Wants.of(wants)) if isinstance(a, Claim)]
+            done = [Commit(h.key, h.generation, Fate.DELIVERED, 600_000) for h in held]
+            await store.commit(Commits.of(done))
             won += [int.from_bytes(h.key) for h in held]
     print(json.dumps(won))
 

@@ -203,7 +203,7 @@ def _look_inside(one: KeptFile, db: sqlite3.Connection, checkup: Checkup) -> Non
             "sqlite-layout",
             Severity.ERROR,
             one.subject,
-            seen=refusal.removesuffix("; start a new file"),  # not for a spool
+            seen=refusal,
             why="The service does not start.",
             fix=_NEW_FILES[one.what],
         )

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
-from typing import Annotated, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 from msgspec import Struct
 
@@ -26,9 +26,12 @@ from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError
 from oncebridge.stores import transitions
 from oncebridge.stores.api import (
+    HELD,
     Claim,
     ClaimAnswer,
     ClaimAnswers,
+    Column,
+    Columns,
     Commit,
     CommitAnswer,
     Commits,
@@ -44,8 +47,10 @@ from oncebridge.stores.api import (
     ReleaseAnswer,
     Releases,
     RememberAnswer,
+    Reply,
     Want,
     Wants,
+    spread,
 )
 
 _Asked = TypeVar("_Asked", Commit, Release, Extension, Memory)
@@ -54,6 +59,7 @@ _Answer = TypeVar("_Answer")
 _SHARDS = 256  # a dict of ten million keys blocks for half a second when it grows
 _BUCKET_MS = 30_000
 _STEP = 64
+_COMMITTED: Final = Reply.COMMITTED
 
 
 class MemoryOptions(Struct, frozen=True, kw_only=True):
@@ -99,17 +105,20 @@ class MemoryStore:
     async def claim(self, wants: Wants) -> ClaimAnswers:
         with self._lock:
             now = self._clock()
-            self._sweep(now, 2 * len(wants) + _STEP)
-            return ClaimAnswers.of(wants, [self._claim(want, now) for want in wants])
+            self._sweep(now, 2 * len(wants.keys) + _STEP)
+            if wants.sizes is not None:
+                return ClaimAnswers.of(wants, [self._claim(want, now) for want in wants])
+            return ClaimAnswers(wants, self._claim_each(wants, now), now)
 
     async def commit(self, commits: Commits) -> list[CommitAnswer]:
-        return self._each(transitions.commit, [*commits])
+        with self._lock:
+            return self._commit_each(commits, self._clock())
 
     async def release(self, releases: Releases) -> list[ReleaseAnswer]:
-        return self._each(transitions.release, [*releases])
+        return self._each(transitions.release, releases)
 
     async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
-        return self._each(transitions.extend, [*extensions])
+        return self._each(transitions.extend, extensions)
 
     async def remember(self, memories: Memories) -> list[RememberAnswer]:
         with self._lock:
@@ -164,7 +173,57 @@ class MemoryStore:
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
 
-    # --- one item ----------------------------------------------------------------
+    # --- batches -----------------------------------------------------------------
+
+    def _claim_each(self, wants: Wants, now: int) -> list[ClaimAnswer | int]:
+        """Claim keys of one event each."""
+        each: list[ClaimAnswer | int] = [HELD] * len(wants.keys)
+        opened, done, names = self._open, self._done, self._names
+        fresh: dict[int, list[bytes]] = {}
+        items = _rows(
+            *(wants.keys, wants.token, wants.generation, wants.lease_ms, wants.keep_ms),
+            *(wants.memo, wants.hash),
+        )
+        for at, (key, token, generation, lease_ms, keep_ms, memo, hash_) in enumerate(items):
+            name = _name(key)
+            if name in opened or name in done[name[0]]:
+                want = wants[at]
+                answer = self._claim(want, now)
+                if not isinstance(answer, Claim) or not answer.is_as_asked(want):
+                    each[at] = answer
+            elif self._count >= self._max_keys:
+                each[at] = self._full()
+            else:
+                until = now + lease_ms
+                keep_until = until + keep_ms
+                opened[name] = Record(
+                    key, token, generation, until, 1, hash_, None, memo, 0, keep_until
+                )
+                names[key] = name
+                fresh.setdefault(keep_until, []).append(name)
+                self._count += 1
+        for keep_until, some in fresh.items():
+            self._calendar.add(keep_until, some)
+        return each
+
+    def _commit_each(self, commits: Commits, now: int) -> list[CommitAnswer]:
+        answers: list[CommitAnswer] = [_COMMITTED] * len(commits)
+        opened, done, names = self._open, self._done, self._names
+        items = _rows(
+            *(commits.keys, commits.generation, commits.fate),
+            *(commits.window_ms, commits.hard_ms, commits.memo),
+        )
+        for at, (key, generation, fate, window_ms, hard_ms, memo) in enumerate(items):
+            name = names.get(key, b"")
+            record = opened.get(name)
+            if record is None or record.generation != generation:
+                answers[at] = self._decide(transitions.commit, commits[at], now)
+                continue
+            hard_until = now + hard_ms if hard_ms else 0
+            own = record.memo if memo is None else memo
+            done[name[0]][name] = _pack(record, fate, now + window_ms, hard_until, own)
+            del opened[name], names[key]
+        return answers
 
     def _claim(self, want: Want, now: int) -> ClaimAnswer:
         found: dict[bytes, tuple[bytes, Record | None]] = {}
@@ -187,19 +246,24 @@ class MemoryStore:
     def _each(
         self,
         decide: Callable[[Record | None, _Asked, int], tuple[_Answer, Record | None]],
-        items: Sequence[_Asked],
+        items: Columns[_Asked],
     ) -> list[_Answer | NoAnswer]:
         """Decide operations that change records and never add a key."""
         with self._lock:
             now = self._clock()
-            answers: list[_Answer | NoAnswer] = []
-            for asked in items:
-                name = self._name_of(asked.key)
-                answer, after = decide(self._read(name, asked.key), asked, now)
-                if after is not None:
-                    self._write(name, after, is_new=False)
-                answers.append(answer)
-            return answers
+            return [self._decide(decide, asked, now) for asked in items]
+
+    def _decide(
+        self,
+        decide: Callable[[Record | None, _Asked, int], tuple[_Answer, Record | None]],
+        asked: _Asked,
+        now: int,
+    ) -> _Answer:
+        name = self._name_of(asked.key)
+        answer, after = decide(self._read(name, asked.key), asked, now)
+        if after is not None:
+            self._write(name, after, is_new=False)
+        return answer
 
     def _full(self) -> NoAnswer:
         return NoAnswer(
@@ -230,10 +294,11 @@ class MemoryStore:
             if not is_new:
                 self._open.pop(name, None)
                 self._names.pop(record.key, None)
-            done[name] = _pack(record)
+            hard_until = record.hard_until_ms
+            done[name] = _pack(record, record.fate, record.until_ms, hard_until, record.memo)
         if is_new:
             self._count += 1
-            self._calendar.add(record.keep_until_ms, name)
+            self._calendar.add(record.keep_until_ms, [name])
 
     def _remove(self, name: bytes) -> None:
         found = self._open.pop(name, None)
@@ -260,11 +325,15 @@ class MemoryStore:
             else:
                 continue
             if keep_until > now:
-                self._calendar.add(keep_until, name)
+                self._calendar.add(keep_until, [name])
             else:
                 self._remove(name)
                 removed += 1
         return removed
+
+
+def _rows(keys: list[bytes], *columns: Column[Any]) -> Iterator[tuple[Any, ...]]:
+    return zip(keys, *[spread(column, len(keys)) for column in columns], strict=True)
 
 
 class _Calendar:
@@ -274,14 +343,14 @@ class _Calendar:
         self._days: dict[int, list[bytes]] = {}
         self._order: list[int] = []
 
-    def add(self, at_ms: int, name: bytes) -> None:
+    def add(self, at_ms: int, names: list[bytes]) -> None:
         day = at_ms // _BUCKET_MS + 1
-        names = self._days.get(day)
-        if names is None:
-            self._days[day] = [name]
+        known = self._days.get(day)
+        if known is None:
+            self._days[day] = names
             heappush(self._order, day)
         else:
-            names.append(name)
+            known += names
 
     def due(self, now_ms: int, limit: int) -> Iterator[bytes]:
         today = now_ms // _BUCKET_MS
@@ -313,25 +382,26 @@ _UNNAMED = blake2b(digest_size=15)  # to be copied, never updated: faster than a
 # hard end, a hash or a memo, then also the whole generation and these three.
 _HEAD = struct.Struct(">BHI8s")
 _WHOLE = struct.Struct(">BHI8s16sQB")
+_pack_head, _pack_whole = _HEAD.pack, _WHOLE.pack
 _WITH_TAIL = 0b1000_0000
 _ATTEMPTS_SHIFT = 3
 _MOST_ATTEMPTS = 0b1111
 _FATES = (None, *Fate)  # by number: looking up a member of an enum is slow
 
 
-def _pack(record: Record) -> bytes:
-    assert record.fate is not None  # noqa: S101 - claims are kept as they are
-    until, generation = record.until_ms, record.generation
-    attempts = min(_MOST_ATTEMPTS, record.attempts)
-    flags = record.fate | attempts << _ATTEMPTS_SHIFT
-    high, low = until >> 32, until & 0xFFFF_FFFF
-    if not (record.memo or record.hash or record.hard_until_ms):
-        return _HEAD.pack(flags, high, low, generation)
-    head = _WHOLE.pack(
-        *(flags | _WITH_TAIL, high, low, generation),
-        *(generation, record.hard_until_ms, len(record.hash)),
+def _pack(record: Record, fate: Fate, until_ms: int, hard_until_ms: int, memo: bytes) -> bytes:
+    """Return *record* as a done record with these values."""
+    attempts, generation, hash_ = (
+        min(record.attempts, _MOST_ATTEMPTS),
+        record.generation,
+        record.hash,
     )
-    return head + record.hash + record.memo
+    flags, high, low = fate | attempts << _ATTEMPTS_SHIFT, until_ms >> 32, until_ms & 0xFFFF_FFFF
+    if not (memo or hash_ or hard_until_ms):
+        return _pack_head(flags, high, low, generation)
+    flags |= _WITH_TAIL
+    head = _pack_whole(flags, high, low, generation, generation, hard_until_ms, len(hash_))
+    return head + hash_ + memo
 
 
 def _unpack(key: bytes, packed: bytes) -> Record:

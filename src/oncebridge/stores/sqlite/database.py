@@ -36,7 +36,8 @@ _VERSION_OF = "SELECT version FROM oncebridge_schema WHERE name = ?"
 _creating = threading.Lock()
 _PAUSE_MS = 10
 _TOGETHER = 16  # changes per transaction, so that other processes can write in between
-_WAL_LEAST, _WAL_MOST = 64 * 1024, 16 * 1024 * 1024
+WAL_MOST = 16 * 1024 * 1024
+_WAL_LEAST = 64 * 1024
 _WAL_SHARE = 32
 """The part of the disk that one log may use; several files may be on it."""
 _NETWORK_FILE_SYSTEMS = frozenset(
@@ -59,10 +60,11 @@ _TRANSIENT = frozenset(
 
 class SQLiteFile:
     """
-    The file at *path*, with the tables of *schema*.
+    The file at *path*, with the tables of *schema*, a list of statements separated by semicolons.
 
     *name* and *version* identify the tables and their layout, so that a file written by another
-    version is refused rather than misread.
+    version is refused rather than misread. *page_size* is that of a new file. The write-ahead log
+    has at most *longest_log* bytes, and less on a small disk.
     """
 
     def __init__(
@@ -72,12 +74,16 @@ class SQLiteFile:
         name: str,
         version: int,
         schema: str,
+        page_size: int = 4096,
+        longest_log: int = WAL_MOST,
         busy_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         self._path = Path(path)
         self._name = name
         self._version = version
         self._schema = schema
+        self._page_size = page_size
+        self._longest_log = longest_log
         self._busy_timeout = busy_timeout
         self._thread = _Thread()
         self._connection: sqlite3.Connection | None = None
@@ -99,9 +105,10 @@ class SQLiteFile:
         return self._other_layout(found[0]) if found and found[0] != self._version else ""
 
     def _other_layout(self, version: int) -> str:
+        other = "a newer" if version > self._version else "an older"
         return (
-            f"the {self._name} were written by another version of oncebridge (layout {version}, "
-            f"this one reads {self._version}); start a new file"
+            f"the {self._name} were written by {other} version of oncebridge (layout {version}, "
+            f"this one reads {self._version})"
         )
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
@@ -239,6 +246,7 @@ class SQLiteFile:
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         db.execute(f"PRAGMA busy_timeout = {ms(self._busy_timeout)}")
+        db.execute(f"PRAGMA page_size = {self._page_size}")  # without effect on an existing file
         mode = self._switch_to_wal(db)
         if mode != "wal":
             raise StoreError(
@@ -246,10 +254,10 @@ class SQLiteFile:
                 f"(journal mode {mode!r}); put the file on a local disk"
             )
         db.execute("PRAGMA synchronous = FULL")
-        # Keys are random, so every write touches pages all over the table: cache them, and write
+        # Keys are random, so every claim touches pages all over the index: cache them, and write
         # them to the main file less often than every 4 MB, if the disk has room.
         db.execute("PRAGMA cache_size = -65536")
-        most = wal_limit(self._path)
+        most = wal_limit(self._path, self._longest_log)
         (page_size,) = db.execute("PRAGMA page_size").fetchone()
         db.execute(f"PRAGMA wal_autocheckpoint = {most // page_size}")
         db.execute(f"PRAGMA journal_size_limit = {most}")
@@ -260,8 +268,12 @@ class SQLiteFile:
             )
             (version,) = db.execute(_VERSION_OF, (self._name,)).fetchone()
             if version != self._version:
-                raise StoreError(f"{self._path}: {self._other_layout(version)}")
-            db.execute(self._schema)
+                fix = "upgrade this one, or start a new file"
+                if version < self._version:
+                    fix = "start a new file"
+                raise StoreError(f"{self._path}: {self._other_layout(version)}; {fix}")
+            for statement in self._schema.split(";"):
+                db.execute(statement)
 
     def _switch_to_wal(self, db: sqlite3.Connection) -> str:
         """Switch to a write-ahead log; SQLite does not wait if several processes do so at once."""
@@ -428,15 +440,15 @@ class Disk(Struct, frozen=True):
         return cls(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
 
 
-def wal_limit(path: Path) -> int:
+def wal_limit(path: Path, most: int = WAL_MOST) -> int:
     """
-    Return the maximum size of the write-ahead log of the file at *path*, in bytes.
+    Return the maximum size of the write-ahead log of the file at *path*, in bytes; *most* or less.
 
     A log that fills the disk could not be written to the main file any more, and then no write
     would succeed, not even a deletion.
     """
     size = Disk.of(path).size
-    return max(min(size // _WAL_SHARE, _WAL_MOST), _WAL_LEAST) if size else _WAL_MOST
+    return max(min(size // _WAL_SHARE, most), _WAL_LEAST) if size else most
 
 
 def network_file_system(path: Path) -> str:

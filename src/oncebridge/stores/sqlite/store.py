@@ -15,9 +15,11 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
+from zlib import crc32
 
 from msgspec import Struct
 
@@ -26,9 +28,11 @@ from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError
 from oncebridge.stores import transitions
 from oncebridge.stores.api import (
+    HELD,
     Claim,
     ClaimAnswer,
     ClaimAnswers,
+    Column,
     Commit,
     CommitAnswer,
     Commits,
@@ -36,7 +40,6 @@ from oncebridge.stores.api import (
     Extension,
     Extensions,
     Fate,
-    Held,
     Memories,
     Memory,
     NoAnswer,
@@ -46,78 +49,86 @@ from oncebridge.stores.api import (
     Releases,
     RememberAnswer,
     Reply,
-    Want,
     Wants,
 )
 from oncebridge.stores.sqlite.database import SQLiteFile
 
 _T = TypeVar("_T")
-_Item = TypeVar("_Item")
+_Batch = TypeVar("_Batch", Wants, Commits)
 _Asked = TypeVar("_Asked", Commit, Release, Extension, Memory, Record)
 _Answer = TypeVar("_Answer")
 
+_PAGE_SIZE = 2048
+# Keys are random. If the table were in their order, each write would change one page per key. So
+# records are appended, and only the index is in random order: of a checksum of the key, as that
+# is small. Keys with the same checksum are told apart by the record. Numbers come first, as a
+# long memo is on further pages, and the sweep does not have to read those.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS oncebridge_records (
-    key           BLOB PRIMARY KEY,
+    id            INTEGER PRIMARY KEY,
+    key_crc       INTEGER NOT NULL,
+    until_ms      INTEGER NOT NULL,
+    keep_until_ms INTEGER NOT NULL,
+    hard_until_ms INTEGER NOT NULL,
+    attempts      INTEGER NOT NULL,
+    fate          INTEGER NOT NULL,
+    key           BLOB    NOT NULL,
     token         BLOB    NOT NULL,
     generation    BLOB    NOT NULL,
-    until_ms      INTEGER NOT NULL,
-    attempts      INTEGER NOT NULL,
     hash          BLOB    NOT NULL,
-    fate          INTEGER NOT NULL,
-    memo          BLOB    NOT NULL,
-    hard_until_ms INTEGER NOT NULL,
-    keep_until_ms INTEGER NOT NULL
-) WITHOUT ROWID
+    memo          BLOB    NOT NULL
+);
+CREATE INDEX IF NOT EXISTS oncebridge_records_by_key ON oncebridge_records (key_crc)
 """
-_WRITE = "REPLACE INTO oncebridge_records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_COMMIT_ONE = """
-UPDATE oncebridge_records
-SET token = x'', until_ms = ?, keep_until_ms = ?, hard_until_ms = ?, fate = ?, memo = ?
-WHERE key = ? AND generation = ? AND fate = 0
-"""
-_REMOVE = "DELETE FROM oncebridge_records WHERE key = ?"
-_SCAN = "SELECT * FROM oncebridge_records WHERE key > ? ORDER BY key LIMIT ?"
-_AHEAD = "SELECT key FROM oncebridge_records WHERE key > ? ORDER BY key LIMIT 1 OFFSET ?"
-_COUNT = "SELECT count(*) FROM oncebridge_records WHERE key > ?"
-_SWEEP = "DELETE FROM oncebridge_records WHERE key > ? AND key <= ? AND keep_until_ms <= ?"
-_SWEEP_REST = "DELETE FROM oncebridge_records WHERE key > ? AND keep_until_ms <= ?"
+_FIELDS = ", ".join(Record.__struct_fields__)
+_SCAN = f"SELECT id, {_FIELDS} FROM oncebridge_records WHERE id > ? ORDER BY id LIMIT ?"  # noqa: S608
+_AHEAD = "SELECT id FROM oncebridge_records WHERE id > ? ORDER BY id LIMIT 1 OFFSET ?"
+_SWEEP = "DELETE FROM oncebridge_records WHERE id > ? AND id <= ? AND keep_until_ms <= ?"
 _LOOK = "SELECT 1 FROM oncebridge_records LIMIT 1"
+_REMOVE = "DELETE FROM oncebridge_records WHERE key_crc = ? AND key = ?"
 
-# A statement handles many rows: between two statements the thread releases Python's lock, and may
+# Statements for many keys; `given` has a row for each of them, see `_execute`.
+_READ = f"""
+SELECT {", ".join(f"r.{name}" for name in Record.__struct_fields__)}
+FROM {{given}} CROSS JOIN oncebridge_records AS r
+    ON r.key_crc = given.key_crc AND r.key = given.key
+"""  # noqa: S608
+# FAIL, as SQLite would otherwise prepare to undo the statement alone; we roll back everything.
+_START = f"""
+INSERT OR FAIL INTO oncebridge_records (key_crc, {_FIELDS})
+SELECT key_crc, key, token, generation, now_ms + lease_ms, 1, hash, 0, memo, 0,
+    now_ms + lease_ms + keep_ms
+FROM {{given}}
+"""  # noqa: S608
+_ODD = """
+SELECT given.key FROM {given} LEFT JOIN oncebridge_records AS r
+    ON r.key_crc = given.key_crc AND r.key = given.key
+WHERE r.fate IS NOT 0 OR r.generation IS NOT given.generation
+"""
+_COMMIT = """
+UPDATE OR FAIL oncebridge_records AS r
+SET token = x'', until_ms = now_ms + window_ms, keep_until_ms = now_ms + window_ms,
+    hard_until_ms = iif(hard_ms, now_ms + hard_ms, 0), fate = given.fate,
+    memo = coalesce(given.memo, r.memo)
+FROM {given} WHERE r.key_crc = given.key_crc AND r.key = given.key
+"""
+_WRITE = f"""
+REPLACE INTO oncebridge_records (id, key_crc, {_FIELDS})
+SELECT r.id, given.* FROM {{given}} LEFT JOIN oncebridge_records AS r
+    ON r.key_crc = given.key_crc AND r.key = given.key
+"""  # noqa: S608
+
+# A statement handles many keys: between two statements the thread releases Python's lock, and may
 # wait long to get it back. There are few sizes, so that each is prepared once.
 _SIZES = (128, 64, 32, 16, 8, 4, 2, 1)
-_READ = {
-    size: f"SELECT r.* FROM (VALUES {', '.join(['(?)'] * size)}) AS v "  # noqa: S608 - only question marks
-    "CROSS JOIN oncebridge_records AS r ON r.key = v.column1"
-    for size in _SIZES
-}
-# FAIL, as SQLite would otherwise prepare to undo the statement alone; we roll back everything.
-_START = {
-    size: "INSERT OR FAIL INTO oncebridge_records VALUES "  # noqa: S608 - only question marks
-    + ", ".join(["(?, ?, ?, ?, 1, ?, 0, ?, 0, ?)"] * size)
-    for size in _SIZES
-}
-# The first IN finds the rows, the second checks the generation of each.
-_COMMIT = {
-    size: f"""
-UPDATE OR FAIL oncebridge_records
-SET token = x'', until_ms = ?, keep_until_ms = ?, hard_until_ms = ?, fate = ?
-WHERE key IN ({", ".join("?" * size)}) AND fate = 0
-    AND (key, generation) IN (VALUES {", ".join(["(?, ?)"] * size)})
-"""  # noqa: S608 - only question marks
-    for size in _SIZES
-}
 _CHUNK = 500  # wants or commits per transaction, so that other processes can write in between
+_LOOKS = 64  # one claim of many keys, or many claims of one key, per sweep
 
 _FATES = (None, *Fate)
-_BEGINNING = 0  # for SQLite, every number comes before every BLOB
+_LAST = 2**63 - 1
+_LONGEST_LOG = 64 * 1024 * 1024
+"""The longer the log, the fewer pages of the index are written to the main file twice."""
 _blob = bytearray  # the driver takes it as it is; for bytes it looks for adapters first
-_EMPTY = _blob()
-
-
-class _NotAll(Exception):
-    """Some commits have to be decided one by one; rolls the transaction back."""
 
 
 class SQLiteOptions(Struct, frozen=True, kw_only=True):
@@ -141,10 +152,18 @@ class SQLiteStore:
         busy_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
         self._file = SQLiteFile(
-            path, name="records", version=1, schema=_SCHEMA, busy_timeout=busy_timeout
+            path,
+            name="records",
+            version=2,
+            schema=_SCHEMA,
+            page_size=_PAGE_SIZE,
+            longest_log=_LONGEST_LOG,
+            busy_timeout=busy_timeout,
         )
         self._clock = clock
-        self._hand: bytes | int = _BEGINNING
+        self._hand = 0
+        """The id up to which the sweep has come."""
+        self._looks_due = _LOOKS
 
     @classmethod
     def from_url(cls, url: str, options: SQLiteOptions | None = None) -> Self:
@@ -162,19 +181,18 @@ class SQLiteStore:
         await self._file.run(lambda _: None)
 
     async def claim(self, wants: Wants) -> ClaimAnswers:
-        return ClaimAnswers.of(wants, await self._chunks(self._claim, [*wants]))
+        done = [
+            await self._file.change(partial(self._claim, wants=part)) for part in _chunks(wants)
+        ]
+        if len(done) == 1:
+            return done[0]
+        each = [answer for part in done for answer in part.each]
+        return ClaimAnswers(wants, each, max([part.now_ms for part in done], default=0))
 
     async def commit(self, commits: Commits) -> list[CommitAnswer]:
         answers: list[CommitAnswer] = []
-        rows = [*commits]
-        for at in range(0, len(rows), _CHUNK):
-            chunk = rows[at : at + _CHUNK]
-            try:
-                await self._file.change(partial(self._commit, items=chunk))
-            except _NotAll:
-                answers += await self._each(transitions.commit, chunk)
-            else:
-                answers += [Reply.COMMITTED] * len(chunk)
+        for part in _chunks(commits):
+            answers += await self._file.change(partial(self._commit, commits=part))
         return answers
 
     async def release(self, releases: Releases) -> list[ReleaseAnswer]:
@@ -187,8 +205,11 @@ class SQLiteStore:
         return await self._each(transitions.remember, [*memories])
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
-        rows = await self._file.run(lambda db: db.execute(_SCAN, (place, limit)).fetchall())
-        return [_record(row) for row in rows], rows[-1][0] if len(rows) == limit else b""
+        after = int.from_bytes(place)
+        rows = await self._file.run(lambda db: db.execute(_SCAN, (after, limit)).fetchall())
+        return [_record(row[1:]) for row in rows], (
+            rows[-1][0].to_bytes(8) if len(rows) == limit else b""
+        )
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
         return await self._each(transitions.load, records)
@@ -205,7 +226,7 @@ class SQLiteStore:
             now = self._clock()
             found = _read(db, keys)
             may = [transitions.may_forget(found.get(key), now) for key in keys]
-            gone = [(key,) for key, yes in zip(keys, may, strict=True) if yes]
+            gone = [(crc32(key), key) for key, yes in zip(keys, may, strict=True) if yes]
             db.executemany(_REMOVE, gone)
             return may
 
@@ -235,93 +256,92 @@ class SQLiteStore:
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
 
-    # --- in the thread -----------------------------------------------------------
-
-    def _claim(self, db: sqlite3.Connection, items: Sequence[Want]) -> list[ClaimAnswer]:
-        keys = [part.key for want in items for part in want.parts]
-        now = self._clock()
-        self._sweep(db, now, 2 * len(keys) + 16)
-        found = _read(db, keys)
-        answers: list[ClaimAnswer] = []
-        started: list[Want] = []
-        changed: list[Record] = []
-        for want in items:
-            parts = want.parts
-            if len(parts) == 1 and parts[0].key not in found:  # the common case by far
-                held = Held(parts[0].key, want.generation, 1, want.memo)
-                answers.append(Claim(want.token, (held,), now))
-                started.append(want)
-                continue
-            before = [found.get(part.key) for part in parts]
-            answer, after = transitions.claim(before, want, now)
-            answers.append(answer)
-            changed += after
-        _start(db, started, now)
-        _write(db, changed)
-        return answers
-
-    def _commit(self, db: sqlite3.Connection, items: Sequence[Commit]) -> None:
-        """Commit all if each is claimed with its generation, otherwise raise `_NotAll`."""
-        now = self._clock()
-        done = 0
-        alike: dict[tuple[int, int, int], list[Commit]] = {}
-        for asked in items:
-            terms = asked.window_ms, asked.hard_ms, int(asked.fate)
-            if asked.memo is None:
-                alike.setdefault(terms, []).append(asked)
-            else:
-                names = _blob(asked.key), _blob(asked.generation)
-                row = (*_ends(terms, now), _blob(asked.memo), *names)
-                done += db.execute(_COMMIT_ONE, row).rowcount
-        for terms, several in alike.items():
-            ends = _ends(terms, now)
-            for some in _portions(several):
-                keys = [_blob(asked.key) for asked in some]
-                values: list[object] = [*ends, *keys]
-                for key, asked in zip(keys, some, strict=True):
-                    values += key, _blob(asked.generation)
-                done += db.execute(_COMMIT[len(some)], values).rowcount
-        if done != len(items):
-            raise _NotAll  # rolls the transaction back
-
     async def _each(
         self,
         decide: Callable[[Record | None, _Asked, int], tuple[_Answer, Record | None]],
         items: Sequence[_Asked],
     ) -> list[_Answer | NoAnswer]:
         """Decide operations on one record each."""
+        answers: list[_Answer | NoAnswer] = []
+        for at in range(0, len(items), _CHUNK):
+            some = items[at : at + _CHUNK]
+            answers += await self._file.change(partial(self._decide, decide=decide, items=some))
+        return answers
 
-        def apply(db: sqlite3.Connection, items: Sequence[_Asked]) -> list[_Answer | NoAnswer]:
-            now = self._clock()
-            found = _read(db, [asked.key for asked in items])
-            decided = [decide(found.get(asked.key), asked, now) for asked in items]
-            _write(db, [after for _, after in decided if after is not None])
-            return [answer for answer, _ in decided]
+    # --- in the thread -----------------------------------------------------------
 
-        return await self._chunks(apply, items)
+    def _claim(self, db: sqlite3.Connection, wants: Wants) -> ClaimAnswers:
+        now = self._clock()
+        self._looks_due += 2 * len(wants.keys)
+        if self._looks_due >= _LOOKS:
+            self._sweep(db, now, self._looks_due)
+            self._looks_due = 0
+        found = _read(db, wants.keys)
+        each: list[ClaimAnswer | int] = [HELD] * len(wants)
+        fresh = wants
+        if found:
+            owners = _per_key([*range(len(wants))], wants.sizes)
+            known = {at for at, key in zip(owners, wants.keys, strict=True) if key in found}
+            changed: list[Record] = []
+            for at in known:
+                want = wants[at]
+                before = [found.get(part.key) for part in want.parts]
+                answer, after = transitions.claim(before, want, now)
+                if not isinstance(answer, Claim) or not answer.is_as_asked(want):
+                    each[at] = answer
+                changed += after
+            _write(db, changed)
+            fresh = wants.select([at for at in range(len(wants)) if at not in known])
+        _start(db, fresh, now)
+        return ClaimAnswers(wants, each, now)
+
+    def _commit(self, db: sqlite3.Connection, commits: Commits) -> list[CommitAnswer]:
+        """Update all that are claimed with their generation; decide the others one by one."""
+        now = self._clock()
+        answers: list[CommitAnswer] = [Reply.COMMITTED] * len(commits)
+        odd = {key for (key,) in _execute(db, _ODD, commits.keys, generation=commits.generation)}
+        if odd:
+            places = [at for at, key in enumerate(commits.keys) if key in odd]
+            decided = self._decide(db, transitions.commit, [commits[at] for at in places])
+            for at, answer in zip(places, decided, strict=True):
+                answers[at] = answer
+            commits = commits.select([at for at, key in enumerate(commits.keys) if key not in odd])
+        _execute(
+            db,
+            _COMMIT,
+            commits.keys,
+            now_ms=now,
+            window_ms=commits.window_ms,
+            hard_ms=commits.hard_ms,
+            fate=commits.fate,
+            memo=commits.memo,
+        )
+        return answers
+
+    def _decide(
+        self,
+        db: sqlite3.Connection,
+        decide: Callable[[Record | None, _Asked, int], tuple[_Answer, Record | None]],
+        items: Sequence[_Asked],
+    ) -> list[_Answer]:
+        now = self._clock()
+        found = _read(db, [asked.key for asked in items])
+        decided = [decide(found.get(asked.key), asked, now) for asked in items]
+        _write(db, [after for _, after in decided if after is not None])
+        return [answer for answer, _ in decided]
 
     def _sweep(self, db: sqlite3.Connection, now: int, looks: int) -> int:
         """
         Check the next *looks* records, and remove those past keeping.
 
-        Each call continues where the last one stopped, and starts again at the end of the table.
-        Each claim checks twice as many records as it may add, so expired records are never more
-        than half of the table, and no write has to update an index of dates.
+        Each call continues where the last one stopped, and starts again after the end of the
+        table. Claims check twice as many records as they may add, so expired records are never
+        more than half of the table, and no write has to update an index of dates.
         """
-        begins, gone = self._hand, 0
+        begins = self._hand
         ahead = db.execute(_AHEAD, (begins, looks - 1)).fetchone()
-        if ahead is None:
-            (left,) = db.execute(_COUNT, (begins,)).fetchone()
-            gone = db.execute(_SWEEP_REST, (begins, now)).rowcount
-            self._hand = _BEGINNING
-            if begins == _BEGINNING:
-                return gone
-            begins = _BEGINNING
-            ahead = db.execute(_AHEAD, (begins, looks - left - 1)).fetchone()
-            if ahead is None:
-                return gone + db.execute(_SWEEP_REST, (begins, now)).rowcount
-        self._hand = ahead[0]
-        return gone + db.execute(_SWEEP, (begins, self._hand, now)).rowcount
+        self._hand, ends = (ahead[0], ahead[0]) if ahead else (0, _LAST)
+        return db.execute(_SWEEP, (begins, ends, now)).rowcount
 
     def _size(self, db: sqlite3.Connection) -> int:
         db.execute(_LOOK).fetchone()  # a file may exist and not be readable any more
@@ -331,59 +351,35 @@ class SQLiteStore:
             size += path.with_name(f"{path.name}-wal").stat().st_size
         return size
 
-    # --- chunks --------------------------------------------------
 
-    async def _chunks(
-        self,
-        work: Callable[..., list[_T]],
-        items: Sequence[_Item],
-    ) -> list[_T]:
-        answers: list[_T] = []
-        for at in range(0, len(items), _CHUNK):
-            answers += await self._file.change(partial(work, items=items[at : at + _CHUNK]))
-        return answers
-
-
-def _portions(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
-    """Split *items* into parts for which there are statements."""
-    at = 0
-    for size in _SIZES:
-        while len(items) - at >= size:
-            yield items[at : at + size]
-            at += size
+# --- records ---------------------------------------------------------------------
 
 
 def _read(db: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Record]:
-    found: dict[bytes, Record] = {}
-    for some in _portions(keys):
-        for row in db.execute(_READ[len(some)], [*map(_blob, some)]).fetchall():
-            found[row[0]] = _record(row)
-    return found
+    return {row[0]: _record(row) for row in _execute(db, _READ, keys)}
 
 
-def _start(db: sqlite3.Connection, wants: Sequence[Want], now: int) -> None:
-    """Insert first attempts of one part each, for keys without a record."""
-    for some in _portions(wants):
-        values: list[object] = []
-        for want in some:
-            part, until = want.parts[0], now + want.lease_ms
-            values += (
-                _blob(part.key),
-                _blob(want.token),
-                _blob(want.generation),
-                until,
-                _blob(part.hash) if part.hash else _EMPTY,
-                _blob(want.memo),
-                until + want.keep_ms,
-            )
-        db.execute(_START[len(some)], values)
+def _start(db: sqlite3.Connection, wants: Wants, now: int) -> None:
+    """Insert the first attempts of *wants*; their keys have no records."""
+    _execute(
+        db,
+        _START,
+        wants.keys,
+        token=_per_key(wants.token, wants.sizes),
+        generation=_per_key(wants.generation, wants.sizes),
+        now_ms=now,
+        lease_ms=_per_key(wants.lease_ms, wants.sizes),
+        keep_ms=_per_key(wants.keep_ms, wants.sizes),
+        memo=_per_key(wants.memo, wants.sizes),
+        hash=wants.hash,
+    )
 
 
-def _ends(terms: tuple[int, int, int], now: int) -> tuple[int, int, int, int]:
-    """Return the times and the fate of a record that is done now."""
-    window_ms, hard_ms, fate = terms
-    until = now + window_ms
-    return until, until, now + hard_ms if hard_ms else 0, fate
+def _write(db: sqlite3.Connection, records: Sequence[Record]) -> None:
+    """Insert *records*, or replace those that have their keys."""
+    columns = {name: [getattr(r, name) for r in records] for name in Record.__struct_fields__}
+    columns["fate"] = [r.fate or 0 for r in records]
+    _execute(db, _WRITE, columns.pop("key"), **columns)
 
 
 def _record(row: Sequence[Any]) -> Record:
@@ -393,21 +389,59 @@ def _record(row: Sequence[Any]) -> Record:
     )
 
 
-def _row(r: Record) -> tuple[object, ...]:
-    return (
-        _blob(r.key),
-        _blob(r.token),
-        _blob(r.generation),
-        r.until_ms,
-        r.attempts,
-        _blob(r.hash),
-        int(r.fate or 0),
-        _blob(r.memo),
-        r.hard_until_ms,
-        r.keep_until_ms,
-    )
+# --- columns ---------------------------------------------------------------------
 
 
-def _write(db: sqlite3.Connection, records: Sequence[Record]) -> None:
-    if records:
-        db.executemany(_WRITE, [_row(record) for record in records])
+def _execute(
+    db: sqlite3.Connection, statement: str, keys: Sequence[bytes], **columns: Column[Any]
+) -> list[tuple[Any, ...]]:
+    """
+    Execute *statement*, and return the rows that it selects.
+
+    Its table `given` has a row per key, with *columns*, `key` and `key_crc`.
+    """
+    lists: list[list[Any]] = [[*map(crc32, keys)], [*map(_blob, keys)]]
+    shared: list[Any] = []
+    names = "column1 AS key_crc, column2 AS key"
+    for name, column in columns.items():
+        if not isinstance(column, list):
+            shared.append(column)
+            names += f", ? AS {name}"
+            continue
+        is_blobs = column and not isinstance(column[0], int)
+        lists.append([value and _blob(value) for value in column] if is_blobs else column)
+        names += f", column{len(lists)} AS {name}"
+    values = [*chain.from_iterable(zip(*lists, strict=True))]
+    width = len(lists)
+    rows: list[tuple[Any, ...]] = []
+    at = 0
+    for size in _SIZES:
+        while len(keys) - at >= size:
+            some = shared + values[at * width : (at + size) * width]
+            rows += db.execute(_sized(statement, names, width, size), some).fetchall()
+            at += size
+    return rows
+
+
+@lru_cache(maxsize=256)
+def _sized(statement: str, names: str, width: int, size: int) -> str:
+    """Return *statement* with a table of *size* rows, *width* values each."""
+    row = f"({', '.join('?' * width)})"
+    rows = ", ".join([row] * size)
+    return statement.replace("{given}", f"(SELECT {names} FROM (VALUES {rows})) AS given")  # noqa: S608
+
+
+def _per_key(column: Column[_T], sizes: list[int] | None) -> Column[_T]:
+    """Return a column of events as one of their keys."""
+    if sizes is None or not isinstance(column, list):
+        return column
+    return [value for value, size in zip(column, sizes, strict=True) for _ in range(size)]
+
+
+def _chunks(batch: _Batch) -> Iterator[_Batch]:
+    """Split *batch* into parts of one transaction each."""
+    if len(batch) <= _CHUNK:
+        yield batch
+    else:
+        for at in range(0, len(batch), _CHUNK):
+            yield batch.select(range(at, min(at + _CHUNK, len(batch))))
