@@ -197,14 +197,18 @@ async def test_a_batch_is_decided_as_its_items_would_be_one_by_one(
     author, model = Author(7, several=several), Reference(clock)
     opened: Opened = request.getfixturevalue(kind)
     met: set[Any] = set()
+
+    async def claim(asked: Sequence[Want]) -> None:
+        answers = await ask_all(store, author.form(Wants, asked))
+        assert answers == [*map(model.claim, asked)]
+        author.hear(answers)
+        met.update(map(type, answers))
+
     async with opened(clock) as store:
         for size in (*SIZES, *SIZES):
             wants = author.wants(size)
-            for asked in (wants, author.some(wants)):
-                answers = await ask_all(store, author.form(Wants, asked))
-                assert answers == [*map(model.claim, asked)]
-                author.hear(answers)
-                met |= {type(answer) for answer in answers}
+            await claim(wants)
+            await claim(author.some(wants))
             clock.advance(author.pause())
             for verb, batch, rows in (
                 ("extend", Extensions, author.extensions()),
@@ -215,6 +219,7 @@ async def test_a_batch_is_decided_as_its_items_would_be_one_by_one(
                 replies = await getattr(store, verb)(author.form(batch, rows))
                 assert replies == [*map(getattr(model, verb), rows)], verb
                 met |= {*replies}
+            await claim(author.some(wants))
             clock.advance(author.pause())
         assert met == {Claim, Duplicate, Busy, Mismatch, *Reply}
         for key, record in zip(KEYS, await store.peek(KEYS), strict=True):
