@@ -207,8 +207,8 @@ class Wants(Struct, frozen=True, gc=False):
     A batch of claims: a sequence of `Want`, held as columns.
 
     The keys of events with several tiers stand together; *sizes* has the number of keys of each
-    event, None if all have one. *hash* and *slide_ms* have one value per key, the other columns
-    have one per event.
+    event. None means that all have one, and so does a list of ones. *hash* and *slide_ms* have one
+    value per key, the other columns have one per event.
     """
 
     keys: list[bytes]
@@ -474,14 +474,21 @@ class ClaimAnswers(Struct, frozen=True, gc=False):
     The answers to a batch of claims, in order.
 
     *each* has `HELD` for a claim that is granted as asked: all its records have the generation
-    and the memo of the want, and this is their first attempt. Everything else is an object,
-    also a `Claim` whose records differ from that. As a sequence, it has an object for each.
+    and the memo of the want, and this is their first attempt. That includes a claim that is sent
+    again. Everything else is an object, also a `Claim` whose records differ from that: after a
+    release that does not count, a record is a first attempt again, but of its old generation, and
+    a commit under the generation of the want would be fenced. As a sequence, it has an object for
+    each.
     """
 
     asked: Wants
     each: list[ClaimAnswer | int]
     now_ms: int
-    """The store's clock at the call; the latest, if several servers answered."""
+    """
+    The store's clock at the call; the latest, if several servers answered.
+
+    If no claim is granted, it may be 0.
+    """
 
     @classmethod
     def of(cls, asked: Wants, answers: Iterable[ClaimAnswer]) -> Self:

@@ -21,6 +21,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeVar
 
@@ -122,6 +123,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.generations: dict[tuple[int, bytes], bytes] = {}
         self.leases: dict[bytes, tuple[ClaimRequest, int]] = {}
         self.remembered: dict[bytes, int] = {}
+        self.seen: dict[bytes, Record | None] = dict.fromkeys(KEYS)
+        """The records after the last operation."""
         self._runner = asyncio.Runner()
         self._stack = AsyncExitStack()
         self.store = self._await(self._stack.enter_async_context(self.open(self.clock)))
@@ -234,7 +237,7 @@ class StoreMachine(RuleBasedStateMachine):
         answers = self._step("release", items)
         for (asked, key, *_), answer in zip(chosen, answers, strict=True):
             if answer is Reply.FENCED:
-                assert self._peek()[key] == before[key], "a fenced release changed something"
+                assert self.seen[key] == before[key], "a fenced release changed something"
             else:
                 self._must_hold(asked, key)
                 del self.leases[key]
@@ -247,7 +250,7 @@ class StoreMachine(RuleBasedStateMachine):
         answers = self._step("extend", items)
         for (asked, key, lease), answer in zip(chosen, answers, strict=True):
             if answer is Reply.FENCED:
-                assert self._peek()[key] == before[key], "a fenced extension changed something"
+                assert self.seen[key] == before[key], "a fenced extension changed something"
             else:
                 self._must_hold(asked, key)
                 self.leases[key] = (asked, self.clock() + lease)
@@ -300,9 +303,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_lease_is_the_one_on_record(self) -> None:
-        seen = self._peek()
         for key, (asked, _) in self.leases.items():
-            record = seen[key]
+            record = self.seen[key]
             if self._is_leased(key):
                 assert record is not None, f"{key!r} was removed under a live lease"
                 assert record.token == asked.want.token, f"{key!r} has two live leases"
@@ -325,12 +327,12 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _claim(self, requests: Sequence[ClaimRequest]) -> None:
         answers = self._step("claim", [asked.want for asked in requests])
-        now, after = self.clock(), self._peek()
+        now = self.clock()
         for asked, answer in zip(requests, answers, strict=True):
             if isinstance(answer, Duplicate | Mismatch):
                 assert now < self.remembered.get(answer.key, 0), "known, yet never done or past"
             if isinstance(answer, Duplicate):
-                record = after[answer.key]
+                record = self.seen[answer.key]
                 assert record is not None
                 self.remembered[answer.key] = record.until_ms  # it may have slid
             if isinstance(answer, Claim):
@@ -343,7 +345,7 @@ class StoreMachine(RuleBasedStateMachine):
         holder, _ = self.leases.get(key, (asked, 0))
         if holder is not asked:
             assert not self._is_leased(key), f"{key!r} has two live leases"
-        record = self._peek()[key]
+        record = self.seen[key]
         # A claim sent again keeps its old end; a record past keeping may be gone already.
         self.leases[key] = (asked, record.until_ms if record else now)
         self.generations[asked.number, key] = generation
@@ -384,36 +386,36 @@ class StoreMachine(RuleBasedStateMachine):
         return answers
 
     async def _call(self, verb: str, items: Sequence[Any]) -> list[Any]:
-        if verb == "forget":
-            return await self.store.forget(items)
         self.calls += 1
-        batch = _BATCHES[verb].of(items)
-        if self.calls % 2:
-            batch = listed(batch)
-        if verb == "claim":
-            return await ask_all(self.store, batch)
-        answers: list[Any] = await getattr(self.store, verb)(batch)
+        answers: list[Any]
+        if verb == "forget":
+            answers = await self.store.forget(items)
+        else:
+            batch = _BATCHES[verb].of(items)
+            batch = listed(batch) if self.calls % 2 else batch
+            ask = partial(ask_all, self.store) if verb == "claim" else getattr(self.store, verb)
+            answers = await ask(batch)
+        self.seen = await self._records()
         return answers
 
     def _compare(
         self, verb: str, items: object, answers: object, apply: Callable[[Reference], object]
     ) -> None:
-        seen = self._peek()
         expected = []
         for before in self.model.worlds():
             said = apply(before)
             for world in before.worlds():  # a record past keeping may be removed before or after
-                if said == answers and self._shows(seen, world):
+                if said == answers and self._shows(world):
                     self.model = world
                     return
                 expected.append(f"{said} with {world.rows}")
         models = "\n or ".join(expected)
         raise AssertionError(
-            f"{verb} {items} at {self.clock()}\n store: {answers} with {seen}\n model: {models}"
+            f"{verb} {items} at {self.clock()}\n store: {answers} with {self.seen}\n model: {models}"
         )
 
-    def _shows(self, seen: dict[bytes, Record | None], world: Reference) -> bool:
-        return all(self._is_alike(seen[key], world.rows.get(key)) for key in KEYS)
+    def _shows(self, world: Reference) -> bool:
+        return all(self._is_alike(self.seen[key], world.rows.get(key)) for key in KEYS)
 
     def _is_alike(self, record: Record | None, row: ReferenceRow | None) -> bool:
         if record is None or row is None:
@@ -430,7 +432,11 @@ class StoreMachine(RuleBasedStateMachine):
         )
 
     def _peek(self) -> dict[bytes, Record | None]:
-        return dict(zip(KEYS, self._await(self.store.peek(KEYS)), strict=True))
+        self.seen = self._await(self._records())
+        return self.seen
+
+    async def _records(self) -> dict[bytes, Record | None]:
+        return dict(zip(KEYS, await self.store.peek(KEYS), strict=True))
 
     def _await(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         return self._runner.run(coroutine)

@@ -42,7 +42,7 @@ class ColumnCases(Harness):
     async def test_the_keys_of_a_call_are_held_under_its_one_token_and_generation(
         self, store: Store
     ) -> None:
-        wants = self.together(self.keys(5), memo=b"m")
+        wants = self.one_call(self.keys(5), memo=b"m")
         assert (await store.claim(wants)).each == [HELD] * 5
         for record in await see_all(store, wants.keys):
             assert (record.token, record.generation) == (wants.token, wants.generation)
@@ -133,7 +133,7 @@ class ColumnCases(Harness):
     async def test_a_commit_of_a_call_is_fenced_for_a_key_that_started_anew(
         self, store: Store
     ) -> None:
-        wants = self.together(self.keys(3), content=CONTENT, lease_ms=self.short)
+        wants = self.one_call(self.keys(3), content=CONTENT, lease_ms=self.short)
         await store.claim(wants)
         await self.wait(self.short)
         await hold(store, self.want(wants.keys[1], content=OTHER))
@@ -149,7 +149,7 @@ class ColumnCases(Harness):
 
     async def test_a_call_sent_again_is_the_same_claim(self, store: Store) -> None:
         keys = self.keys(4)
-        wants = self.together(keys, memo=[b"%d" % at for at in range(4)])
+        wants = self.one_call(keys, memo=[b"%d" % at for at in range(4)])
         await store.claim(wants)
         before = await see_all(store, keys)
         await self.wait(self.short)
@@ -159,7 +159,7 @@ class ColumnCases(Harness):
     async def test_a_part_of_a_call_sent_again_is_the_same_claim(self, store: Store) -> None:
         """As after an answer of which a part was lost."""
         keys = self.keys(5)
-        wants = self.together(keys, memo=[b"%d" % at for at in range(5)])
+        wants = self.one_call(keys, memo=[b"%d" % at for at in range(5)])
         await store.claim(wants)
         before = await see_all(store, keys)
         assert (await store.claim(wants.select([4, 1, 2]))).each == [HELD] * 3
@@ -169,7 +169,7 @@ class ColumnCases(Harness):
     async def test_a_call_sent_again_takes_only_the_keys_that_it_did_not_get(
         self, store: Store
     ) -> None:
-        wants = self.together(self.keys(4), memo=[b"%d" % at for at in range(4)])
+        wants = self.one_call(self.keys(4), memo=[b"%d" % at for at in range(4)])
         await store.claim(wants.select([1, 3]))
         before = await see_all(store, wants.keys[1::2])
         await self.wait(self.short)
@@ -180,7 +180,7 @@ class ColumnCases(Harness):
 
     async def test_a_call_sent_again_answers_for_each_key_as_it_is_now(self, store: Store) -> None:
         kept, done, back, unsent, taken = keys = self.keys(5)
-        wants = self.together(keys, lease_ms=self.short, memo=b"m")
+        wants = self.one_call(keys, lease_ms=self.short, memo=b"m")
         await store.claim(wants)
         await self.wait(self.short)
         await store.commit(self._commits(wants, [done]))
@@ -200,7 +200,7 @@ class ColumnCases(Harness):
     async def test_a_call_sent_again_with_another_memo_is_told_the_first_one(
         self, store: Store
     ) -> None:
-        wants = self.together(self.keys(2), memo=[b"first", b"same"])
+        wants = self.one_call(self.keys(2), memo=[b"first", b"same"])
         await store.claim(wants)
         answers = await store.claim(replace(wants, memo=[b"other", b"same"]))
         assert _held(answers.each[0]) == Held(wants.keys[0], wants[0].generation, 1, b"first")
@@ -227,7 +227,7 @@ class ColumnCases(Harness):
         self, store: Store
     ) -> None:
         """A store cannot tell it from a call that is sent again, whatever its content."""
-        wants = self.together([self.key()], content=CONTENT)
+        wants = self.one_call([self.key()], content=CONTENT)
         await store.claim(wants)
         before = await see_all(store, wants.keys)
         assert (await store.claim(replace(wants, hash=OTHER))).each == [HELD]
@@ -260,7 +260,7 @@ class ColumnCases(Harness):
         asked = self.back(maybe, memo=b"maybe delivered", unsent=True)
         assert await release(store, asked) is Reply.RELEASED
 
-        wants = self.together(keys, content=OTHER, memo=b"m")
+        wants = self.one_call(keys, content=OTHER, memo=b"m")
         each = (await store.claim(wants)).each
         assert each[:3] == [HELD] * 3, (absent, past, changed)
         assert [_held(answer) for answer in each[3:]] == [
@@ -290,7 +290,7 @@ class ColumnCases(Harness):
             uncounted = await hold(store, self.want(free))
             assert await release(store, self.back(uncounted, unsent=True)) is Reply.RELEASED
         before = [await look(store, key) for key in keys]
-        wants = self.together(keys, sizes=[2, 2, 2])
+        wants = self.one_call(keys, sizes=[2, 2, 2])
         first, second, third = await ask_all(store, wants)
         assert (await store.claim(wants)).each[1] == HELD
         assert isinstance(second, Claim)
@@ -305,7 +305,7 @@ class ColumnCases(Harness):
 
     async def test_the_answers_to_a_call_tell_the_time_of_the_store(self, store: Store) -> None:
         before = await store.now_ms()
-        wants = self.together(self.keys(3))
+        wants = self.one_call(self.keys(3))
         answers = await store.claim(wants)
         assert before <= answers.now_ms <= await store.now_ms()
         for record in await see_all(store, wants.keys):
@@ -317,7 +317,7 @@ class ColumnCases(Harness):
     async def test_a_claim_with_one_value_for_all_is_as_one_with_a_list_of_it(
         self, store: Store
     ) -> None:
-        wants = self.together(self.keys(5), content=CONTENT, memo=b"m")
+        wants = self.one_call(self.keys(5), content=CONTENT, memo=b"m")
         await self._same_in_each_form(store, "claim", replace(wants, slide_ms=2 * self.long))
 
     async def test_a_commit_with_one_value_for_all_is_as_one_with_a_list_of_it(
@@ -401,7 +401,7 @@ class ColumnCases(Harness):
         assert await look(store, keys[5]) is None
 
     async def test_groups_of_one_key_are_as_no_groups(self, store: Store) -> None:
-        wants = self.together(self.keys(3), memo=[b"a", b"b", b"c"], sizes=[1, 1, 1])
+        wants = self.one_call(self.keys(3), memo=[b"a", b"b", b"c"], sizes=[1, 1, 1])
         assert (await store.claim(wants)).each == [HELD] * 3
         assert (await store.claim(replace(wants, sizes=None))).each == [HELD] * 3
         assert [record.memo for record in await see_all(store, wants.keys)] == wants.memo
@@ -409,9 +409,9 @@ class ColumnCases(Harness):
     # --- calls of several workers as one -------------------------------------------
 
     async def test_the_calls_of_several_workers_may_be_joined(self, store: Store) -> None:
-        single = self.together(self.keys(3), content=CONTENT, memo=b"one")
-        listing = self.together(self.keys(2), lease_ms=2 * self.long, memo=[b"two", b"three"])
-        groups = self.together(self.keys(5), content=OTHER, sizes=[2, 3])
+        single = self.one_call(self.keys(3), content=CONTENT, memo=b"one")
+        listing = self.one_call(self.keys(2), lease_ms=2 * self.long, memo=[b"two", b"three"])
+        groups = self.one_call(self.keys(5), content=OTHER, sizes=[2, 3])
         calls = [single, listing, groups]
         assert (await store.claim(Wants.joined(calls))).each == [HELD] * 7
         for call in calls:
@@ -440,7 +440,7 @@ class ColumnCases(Harness):
 
     async def _call(self, store: Store, count: int, *, lease_ms: int | None = None) -> Wants:
         """Claim new keys with one token and one generation."""
-        wants = self.together(self.keys(count), lease_ms=lease_ms)
+        wants = self.one_call(self.keys(count), lease_ms=lease_ms)
         assert (await store.claim(wants)).each == [HELD] * count
         return wants
 
@@ -477,15 +477,15 @@ class ColumnCases(Harness):
         if verb == "claim":
             done, other, lapsed, busy, _ = zip(*[form.keys for form in forms], strict=True)
             count, far = len(forms), self.long
-            known = self.together([*done, *other], content=[CONTENT] * count + [OTHER] * count)
+            known = self.one_call([*done, *other], content=[CONTENT] * count + [OTHER] * count)
             await store.claim(known)
             commits = self._commits(known, known.keys)
             await store.commit(replace(commits, hard_ms=4 * far, memo=b"n"))
             lease_ms = [self.short] * count + [far] * count
-            await store.claim(self.together([*lapsed, *busy], lease_ms=lease_ms, memo=b"n"))
+            await store.claim(self.one_call([*lapsed, *busy], lease_ms=lease_ms, memo=b"n"))
             await self.wait(self.short)
             return
-        wants = self.together([key for form in forms for key in form.keys], memo=b"m")
+        wants = self.one_call([key for form in forms for key in form.keys], memo=b"m")
         if verb == "commit":
             wants = replace(wants, generation=forms[0].generation)
         else:

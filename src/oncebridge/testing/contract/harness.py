@@ -172,7 +172,7 @@ class Harness:
             memo,
         )
 
-    def together(
+    def one_call(
         self,
         keys: Sequence[bytes],
         *,
