@@ -20,8 +20,8 @@ import msgspec
 from oncebridge.errors import EventError
 from oncebridge.events.exact_float import ExactFloat, lay_out, read_decimal, significant_digits
 
-# Sorts names by code point, and writes strings exactly as the RFC asks.
-_encode = msgspec.json.Encoder(order="sorted").encode
+encode_sorted = msgspec.json.Encoder(order="sorted").encode
+"""Encode with names sorted by code point, and strings exactly as the RFC asks."""
 
 decode_canonical = msgspec.json.Decoder(float_hook=read_decimal).decode
 """Return the value of a text that `canonical` wrote, with exact numbers."""
@@ -63,11 +63,11 @@ def canonical_plain(value: Any) -> bytes:
 
     This is the fast path of `canonical`: it does not have to walk through the value.
     """
-    text = _encode(value)
-    return text if text.isascii() else _with_names_in_order(text, value)
+    text = encode_sorted(value)
+    return text if text.isascii() else with_names_in_order(text, value)
 
 
-def _with_names_in_order(text: bytes, value: Any) -> bytes:
+def with_names_in_order(text: bytes, value: Any) -> bytes:
     """
     Return the *text* that msgspec made of a *value*, with all names in the order of the RFC.
 
@@ -140,12 +140,12 @@ def _write(value: Any) -> str:
     if kind is ExactFloat:
         return str(value.text)
     if kind is dict:
-        members = (f"{_encode(name).decode()}:{_write(value[name])}" for name in _in_order(value))
+        members = (f"{encode_sorted(name).decode()}:{_write(value[name])}" for name in _in_order(value))
         return f"{{{','.join(members)}}}"
     if kind is list:
         return f"[{','.join(map(_write, value))}]"
     if kind is str or kind is int or kind is bool or value is None:
-        return _encode(value).decode()
+        return encode_sorted(value).decode()
     raise EventError("not-json", f"a {kind.__name__} has no form in JSON")
 
 

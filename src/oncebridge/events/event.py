@@ -22,7 +22,13 @@ from msgspec.structs import astuple, fields, force_setattr
 
 from oncebridge.base.options import Doc, Size
 from oncebridge.errors import EventError
-from oncebridge.events.canonical import canonical, canonical_plain, plain_number
+from oncebridge.events.canonical import (
+    canonical,
+    canonical_plain,
+    encode_sorted,
+    plain_number,
+    with_names_in_order,
+)
 from oncebridge.events.exact_float import SURE, counts_as_double, holds_exact_float, read_decimal
 from oncebridge.events.trace_context import BytesWithContext
 
@@ -200,25 +206,30 @@ def parse(
     *apart* has the members of the detail that the key will ignore (`ContentKey.apart`). It
     does not change the result; it saves that key a second encoding.
     """
-    if len(raw) > limits.max_bytes:
-        raise EventError("too-large", f"{len(raw)} bytes, and the limit is {limits.max_bytes}")
-    if len(raw) > _LARGE or len(raw) > limits.max_values:
+    size = len(raw)
+    if size > limits.max_bytes:
+        raise EventError("too-large", f"{size} bytes, and the limit is {limits.max_bytes}")
+    if size > _LARGE or size > limits.max_values:
         _check_cost(raw, limits.max_values)
     try:
         top = _decode_envelope(raw)
         detail = remaining = top.detail
         top.detail = aside = {}  # the default, and so left out of the rest
         if apart:
-            remaining = detail.copy()
+            remaining = {**detail}
             for name in apart:
                 if name in remaining:
-                    aside[name] = remaining.pop(name)
-        kept = canonical_plain(remaining)
+                    aside[name] = remaining[name]
+                    del remaining[name]
+        # As `canonical_plain` does; each call costs, and this is done for every event.
+        kept = encode_sorted(remaining)
+        if not kept.isascii():
+            kept = with_names_in_order(kept, remaining)
         rest = _encode(top)
     except (ValueError, RecursionError):
         detail = {}
     if not detail or (
-        len(kept) + len(rest) + (_SEAM_ASIDE if aside else _SEAM) != len(raw)
+        len(kept) + len(rest) + (_SEAM_ASIDE if aside else _SEAM) != size
         and not _same_colons(raw, kept + rest if aside else kept + _DETAIL + rest)
     ):
         return _parse_unusual(raw, limits, bare=bare, apart=apart)

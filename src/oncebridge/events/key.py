@@ -120,6 +120,21 @@ class ContentKey:
                 return b"{}"
         return canonical_plain(left) if event.plain else canonical(left)
 
+    def maker(self, start: "Callable[[], HASH]") -> Callable[[Event], bytes | None]:
+        """Return a function that makes keys, as `key_maker` does; *start* begins a hash."""
+        names, needs, body_of, parts_of = self._names, self.needs, self.body, self.parts
+
+        def make(event: Event) -> bytes | None:  # in one function: each call costs
+            body = event.kept if event.apart == names else body_of(event)
+            size = len(body)
+            if (size < _SHORT or needs) and parts_of(event) is None:
+                return None
+            hashed = start()
+            hashed.update(size.to_bytes(8) + body)
+            return _VERSION_BYTE + hashed.digest()
+
+        return make
+
     def _is_insufficient(self, body: bytes, detail: Mapping[str, Any]) -> bool:
         if not self._insufficient_names:
             return body == b"{}"
@@ -205,6 +220,8 @@ def key_maker(
     It returns `make_key` of the parts that *how* finds, and None if it finds none.
     """
     parts_of, start = how.parts, _hash_prefix(namespace, how.kind, source, detail_type).copy
+    if isinstance(how, ContentKey):
+        return how.maker(start)
 
     def make(event: Event) -> bytes | None:
         parts = parts_of(event)
