@@ -24,7 +24,7 @@ from tests.size import is_full
 from oncebridge import Delivery, Gateway, Outcome, Rule, Settings, StoreUnavailable, Yes, parse
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.errors import DeadLetterError
-from oncebridge.stores.api import NoAnswer, Record
+from oncebridge.stores.api import ClaimAnswers, NoAnswer, Record, Wants
 from oncebridge.stores.memory import MemoryStore
 
 START_MS = 1_700_000_000_000
@@ -311,8 +311,8 @@ class FaultyStore:
         await self._pass("open.before")
         await self.inner.open()
 
-    async def claim(self, wants: Sequence[Any]) -> list[Any]:
-        return await self._ask("claim", wants)
+    async def claim(self, wants: Wants) -> ClaimAnswers:
+        return ClaimAnswers.of(wants, await self._ask("claim", wants))
 
     async def commit(self, commits: Sequence[Any]) -> list[Any]:
         return await self._ask("commit", commits)

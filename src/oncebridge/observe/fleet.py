@@ -1,9 +1,8 @@
 """
 The reports of all workers, in their shared store.
 
-Each worker has a record with its latest report, and its name is in one shared list. Both are
-changed by compare-and-set: the record is claimed, which excludes other workers, and released with
-the new memo. So every store supports it.
+Each worker has a record with its latest report, and its name is in one shared list. Both are cells
+(`oncebridge.stores.cell`), so every store supports it.
 
 The record of the list also has the *past*: the sum of the counts of workers that are gone. A worker
 that has not reported for ten minutes is considered gone, and the worker that notices it
@@ -26,10 +25,9 @@ last write of a worker that was then frozen for more than a day and did not see 
 response: by then its record is forgotten.
 """
 
-import asyncio
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -38,22 +36,11 @@ from msgspec.structs import replace
 
 from oncebridge.base.clock import Dice
 from oncebridge.errors import StoreUnavailable
-from oncebridge.events.key import Part, make_key
+from oncebridge.events.key import make_key
 from oncebridge.observe.counts import Counts
 from oncebridge.observe.report import Report, RouteState, State
-from oncebridge.stores.api import (
-    Busy,
-    Claim,
-    ClaimAnswer,
-    NoAnswer,
-    Record,
-    Release,
-    Releases,
-    Reply,
-    Store,
-    Want,
-    Wants,
-)
+from oncebridge.stores.api import Record, Store
+from oncebridge.stores.cell import PATIENCE_S, CellBusy, Cells, Edit
 
 GONE_AFTER_MS: Final = 10 * 60 * 1000
 """A worker that has not reported for this long is considered gone."""
@@ -68,14 +55,6 @@ MOST_PAST: Final = 50
 """The most topics and entities of the past."""
 
 _LIST: Final = make_key("", b"workers", "", "", ())
-_LEASE_MS: Final = 2000
-_PATIENCE_S: Final = 4.0
-"""Longer than a lease: waits for a worker that died while writing."""
-_LOOK_AGAIN_S: Final = (0.04, 0.08, 0.16, 0.3, 0.5)
-_LIST_PATIENCE_S: Final = 10.0
-"""About the time until the next report."""
-_LIST_AGAIN_S: Final = (0.5, 1.0, 2.0, 4.0)
-"""Retries for a claimed list are spread over this time: many workers may start at once."""
 _LOOK_MS: Final = 120_000
 """How often each worker checks that it is on the list."""
 _FOLD_MS: Final = 60_000
@@ -340,16 +319,14 @@ def _counted_elsewhere(
 # --- writing ------------------------------------------------------------------------------
 
 
-class _Taken(StoreUnavailable):
-    """Another worker holds a record, and the time is up."""
-
-
 class FleetMember:
     """One worker among all that share *store*."""
 
     def __init__(self, store: Store, *, dice: Dice) -> None:
         self._store = store
         self._dice = dice
+        # Reports are written periodically, and a record is written as a whole.
+        self._cells = Cells(store, dice, waits_for_store=False, idempotent=True)
         self._life = ""
         self._base: Counts | None = None
         """Counts before this life, which are part of the past."""
@@ -372,8 +349,10 @@ class FleetMember:
             return
         if not self._has_turn and _is_due(listed.folded_ms, _FOLD_MS, self._reported_ms):
             # Written in any case, so that the list does not expire while workers report.
-            with suppress(_Taken):  # probably by another worker, for the same purpose
+            try:
                 listed = await self._change_list(self._take_turn, patience_s=0)
+            except CellBusy:  # probably by another worker, for the same purpose
+                return
         if self._has_turn:
             await self._fold(listed)
 
@@ -401,26 +380,32 @@ class FleetMember:
         """Write *report* into this life's record; return False if a new life began instead."""
         if not self._life:
             self._begin(None)
-        key = _key(self._life)
-        claim = await self._hold(key)
-        memo = claim.held[0].memo
-        before = _read_record(memo)
-        if before is not None and before.closed:
-            await self._release(key, claim, None)
-            self._begin(before.counts if self._base is None else self._base + before.counts)
+        key, may_be_forgotten = _key(self._life), self._may_be_listed
+
+        def renewed(memo: bytes, now_ms: int) -> bytes | None:
+            before = _read_record(memo)
+            if before.closed if before is not None else memo:
+                return None  # closed, or another version's
+            if not memo and may_be_forgotten and now_ms - self._reported_ms >= GONE_AFTER_MS:
+                return None
+            counts = report.counts if self._base is None else report.counts - self._base
+            return _write(_WorkerRecord(now_ms, report.state, counts, self._base))
+
+        memo = await self._cells.edit_one(key, Edit(renewed, KEPT_MS))
+        if not memo and not await self._is_forgotten():
+            may_be_forgotten = False  # the store has lost the record
+            memo = await self._cells.edit_one(key, Edit(renewed, KEPT_MS))
+        record = _read_record(memo)
+        if record is not None and not record.closed:
+            self._reported, self._reported_ms = report.counts, record.told_ms
+            return True
+        if record is not None:
+            self._begin(record.counts if self._base is None else self._base + record.counts)
             return False
-        if (memo and before is None) or (not memo and await self._was_forgotten(claim.now_ms)):
-            await self._release(key, claim, None)
-            if not memo:
-                await self._store.forget([key])
-            self._begin(self._reported)
-            return False
-        counts = report.counts if self._base is None else report.counts - self._base
-        record = _WorkerRecord(claim.now_ms, report.state, counts, self._base)
-        if not await self._release(key, claim, _write(record)):
-            return False
-        self._reported, self._reported_ms = report.counts, claim.now_ms
-        return True
+        if not memo:
+            await self._store.forget([key])
+        self._begin(self._reported)
+        return False
 
     def _begin(self, base: Counts | None) -> None:
         """Begin a life; *base* are earlier counts, which it does not report."""
@@ -428,10 +413,8 @@ class FleetMember:
         self._base = self._reported = base
         self._is_listed = self._may_be_listed = False
 
-    async def _was_forgotten(self, now_ms: int) -> bool:
-        """Return True if the record is missing because this worker was considered gone long ago."""
-        if not self._may_be_listed or now_ms - self._reported_ms < GONE_AFTER_MS:
-            return False
+    async def _is_forgotten(self) -> bool:
+        """Return True if this worker was considered gone so long ago that its record was removed."""
         listed = await _peek_list(self._store)
         return listed is not None and not listed.has(self._life)
 
@@ -465,23 +448,22 @@ class FleetMember:
     async def _change_list(
         self,
         change: Callable[[_WorkerList, int], _WorkerList | None],
-        patience_s: float = _LIST_PATIENCE_S,
+        patience_s: float = PATIENCE_S,
     ) -> _WorkerList:
         """Replace the list by the result of *change*, if not None, and return the list."""
-        for _ in range(_TRIES):
-            claim = await self._hold(_LIST, _LIST_AGAIN_S, patience_s)
-            memo = claim.held[0].memo
-            listed = _read_list(memo) if memo else _WorkerList()
-            if listed is None:
-                await self._release(_LIST, claim, None)
+        listed = _WorkerList()
+
+        def changed(memo: bytes, now_ms: int) -> bytes | None:
+            nonlocal listed
+            found = _read_list(memo) if memo else _WorkerList()
+            if found is None:
                 raise StoreUnavailable("the list of workers in the store is another version's")
-            after = change(listed, claim.now_ms)
-            if after is None:
-                await self._release(_LIST, claim, None)
-                return listed
-            if await self._release(_LIST, claim, _write(after)):
-                return after
-        raise StoreUnavailable("other workers keep writing the list of workers")
+            after = change(found, now_ms)
+            listed = found if after is None else after
+            return None if after is None else _write(after)
+
+        await self._cells.edit_one(_LIST, Edit(changed, KEPT_MS), patience_s=patience_s)
+        return listed
 
     # --- workers that are gone ------------------------------------------------------------
 
@@ -509,82 +491,28 @@ class FleetMember:
     async def _close(self, lives: Sequence[_WorkerEntry], now_ms: int) -> dict[str, _WorkerRecord]:
         """Close the records of workers that are gone, and return them."""
         records = await self._store.peek([life.key for life in lives]) if lives else []
-        closed: dict[str, _WorkerRecord] = {}
-        over: dict[bytes, _WorkerEntry] = {}
-        for life, record in zip(lives, records, strict=True):
-            its = _record_in(record)
-            if its is not None and its.closed:
-                closed[life.id] = its
-            elif record is None or (its is not None and its.is_over(now_ms)):
-                over[life.key] = life
+        found = dict(zip(lives, map(_record_in, records), strict=True))
+        over = [
+            life
+            for life, record in zip(lives, records, strict=True)
+            if record is None
+            or ((its := found[life]) is not None and not its.closed and its.is_over(now_ms))
+        ]
         if over:
-            answers = await self._store.claim(Wants.of([self._want(key) for key in over]))
-            held = {k: a for k, a in zip(over, answers, strict=True) if isinstance(a, Claim)}
-            after = {key: _closed(over[key], claim) for key, claim in held.items()}
-            releases = [
-                _release(key, claim, _write(its) if (its := after[key]) is not None else None)
-                for key, claim in held.items()
-            ]
-            replies = await self._store.release(Releases.of(releases)) if releases else []
-            for release, reply in zip(releases, replies, strict=True):
-                its = after[release.key]
-                if its is not None and reply is Reply.RELEASED:
-                    closed[over[release.key].id] = its
-        return closed
-
-    # --- claiming a record ----------------------------------------------------------------
-
-    async def _hold(
-        self,
-        key: bytes,
-        pauses: Sequence[float] = _LOOK_AGAIN_S,
-        patience_s: float = _PATIENCE_S,
-    ) -> Claim:
-        """Claim a record, and wait while another worker holds it."""
-        now_s = asyncio.get_running_loop().time
-        ends, tries = now_s() + patience_s, 0
-        while True:
-            (answer,) = await self._store.claim(Wants.of([self._want(key)]))
-            if isinstance(answer, Claim):
-                return answer
-            if not isinstance(answer, Busy):
-                raise StoreUnavailable(_why(answer))
-            if now_s() >= ends:
-                raise _Taken(_why(answer))
-            pause_s = pauses[min(tries, len(pauses) - 1)] * self._dice.fraction()
-            tries += 1
-            await asyncio.sleep(pause_s)
-
-    def _want(self, key: bytes) -> Want:
-        # New for each try: a delayed release must not affect a later claim.
-        token, generation = self._dice.tokens(2)
-        return Want((Part(key),), token, generation, _LEASE_MS, KEPT_MS)
-
-    async def _release(self, key: bytes, claim: Claim, memo: bytes | None) -> bool:
-        """Release a record with *memo*; return False if another worker had claimed it."""
-        (reply,) = await self._store.release(Releases.of([_release(key, claim, memo)]))
-        if isinstance(reply, NoAnswer):
-            raise StoreUnavailable(reply.reason)
-        return reply is Reply.RELEASED
+            edits = {life.key: Edit(partial(_closed, life), KEPT_MS) for life in over}
+            answers = await self._cells.edit(edits, patience_s=0)
+            for life in over:
+                answer = answers[life.key]
+                found[life] = _read_record(answer) if isinstance(answer, bytes) else None
+        return {life.id: its for life, its in found.items() if its is not None and its.closed}
 
 
-def _closed(life: _WorkerEntry, claim: Claim) -> _WorkerRecord | None:
+def _closed(life: _WorkerEntry, memo: bytes, now_ms: int) -> bytes | None:
     """Return the closed record; None if the worker is not gone, or it cannot be decoded."""
-    memo = claim.held[0].memo
     if not memo:  # the store has lost it
-        unknown = State(life.name, "", 0, "", claim.now_ms, claim.now_ms)
-        return _WorkerRecord(claim.now_ms, unknown, Counts(), closed=True)
+        unknown = State(life.name, "", 0, "", now_ms, now_ms)
+        return _write(_WorkerRecord(now_ms, unknown, Counts(), closed=True))
     record = _read_record(memo)
-    if record is None or not record.is_over(claim.now_ms):
+    if record is None or not record.is_over(now_ms):
         return None
-    return replace(record, closed=True)
-
-
-def _release(key: bytes, claim: Claim, memo: bytes | None) -> Release:
-    return Release(key, claim.token, 0, KEPT_MS, memo, unsent=True)
-
-
-def _why(answer: ClaimAnswer) -> str:
-    if isinstance(answer, NoAnswer):
-        return answer.reason
-    return "other workers keep writing the records with the counts"
+    return _write(replace(record, closed=True))

@@ -14,6 +14,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -22,8 +23,8 @@ from msgspec.structs import replace
 from oncebridge.base.clock import Clock, Dice, ms
 from oncebridge.engine.causes import Cause
 from oncebridge.engine.hooks import Decision
+from oncebridge.errors import StoreUnavailable
 from oncebridge.events.event import Event
-from oncebridge.events.key import Part
 from oncebridge.observe.history import (
     SLOTS,
     HistoryPage,
@@ -37,7 +38,8 @@ from oncebridge.observe.history import (
 from oncebridge.observe.history_rows import RowMask, row_of, row_of_refused
 from oncebridge.observe.masking import Mask
 from oncebridge.observe.sampling import Sampler
-from oncebridge.stores.api import Claim, Release, Releases, Reply, Store, Want, Wants
+from oncebridge.stores.api import NoAnswer, Store
+from oncebridge.stores.cell import Cells, Edit
 
 MOST_ROWS: Final = 512
 MOST_BYTES: Final = 160 << 10
@@ -53,8 +55,6 @@ _PARTS: Final = 8
 """A page spans at most this part of the retention time."""
 _TOGETHER: Final = 4
 """The most pages in one store call."""
-_LEASE_MS: Final = 5000
-_TRIES: Final = 3
 _MANY, _MUCH = 500, 32 << 10
 """From this many rows or bytes on, a thread is used: about half a millisecond of work."""
 _SPELL: Final = 16 << 10
@@ -84,7 +84,8 @@ class HistoryWriter:
         mask: Mask | None = None,
         lag: timedelta = timedelta(0),
     ) -> None:
-        self._store = store
+        # It writes periodically, and only this worker writes its pages.
+        self._cells = Cells(store, dice, waits_for_store=False, idempotent=True)
         self.worker = worker
         self.keep_ms = max(ms(keep), 1000)
         self.left_out = 0
@@ -93,7 +94,6 @@ class HistoryWriter:
         self._payloads = payloads
         self._secrets = RowMask(mask or payloads)
         self._clock = clock
-        self._dice = dice
         self._lag_ms = ms(lag)
         self._number = 0
         self._waiting: deque[HistoryRow] = deque(maxlen=MOST_WAITING)
@@ -108,8 +108,6 @@ class HistoryWriter:
         """The last write of the tail: the latest page, and its number of rows."""
         self._unsaved: set[int] = set()
         """Full pages that are not in the store yet."""
-        self._holds: dict[bytes, tuple[bytes, bytes]] = {}
-        """Token and generation of claims that may exist in the store."""
         self._lock = asyncio.Lock()
 
     @property
@@ -292,42 +290,25 @@ class HistoryWriter:
 
     async def _put(self, sheets: Mapping[bytes, HistoryPage]) -> set[bytes]:
         """Write records, and return which were written."""
-        left, written = dict(sheets), set[bytes]()
-        for _ in range(_TRIES):
-            fenced = await self._try(left, written)
-            left = {key: sheet for key, sheet in left.items() if key in fenced}
-            if not left:
-                break
+        now_ms = self._clock()
+        answers = await self._cells.edit(
+            {
+                key: Edit(
+                    partial(_replaced, sheet), max(sheet.first_ms + sheet.keep_ms - now_ms, 1)
+                )
+                for key, sheet in sheets.items()
+            },
+            patience_s=0,
+        )
+        written = {key for key, answer in answers.items() if isinstance(answer, bytes)}
+        for answer in answers.values():
+            if isinstance(answer, NoAnswer) and not written:
+                raise StoreUnavailable(answer.reason)
         return written
 
-    async def _try(self, sheets: Mapping[bytes, HistoryPage], written: set[bytes]) -> set[bytes]:
-        """Claim and release; return the keys for which an earlier release arrived late."""
-        now_ms = self._clock()
-        keeps = {
-            key: max(sheet.first_ms + sheet.keep_ms - now_ms, 1) for key, sheet in sheets.items()
-        }
-        wants = [Want((Part(key),), *self._hold(key), _LEASE_MS, keeps[key]) for key in sheets]
-        answers = await self._store.claim(Wants.of(wants))
-        releases = [
-            Release(key, answer.token, 0, keeps[key], sheets[key].write(), unsent=True)
-            for key, answer in zip(sheets, answers, strict=True)
-            if isinstance(answer, Claim)
-        ]
-        fenced: set[bytes] = set()
-        replies = await self._store.release(Releases.of(releases)) if releases else []
-        for release, reply in zip(releases, replies, strict=True):
-            if reply is Reply.RELEASED or reply is Reply.FENCED:
-                # A token is reused until it is known to be invalid, so that a claim that was
-                # cancelled does not block the next one.
-                self._holds.pop(release.key, None)
-                (written if reply is Reply.RELEASED else fenced).add(release.key)
-        return fenced
 
-    def _hold(self, key: bytes) -> tuple[bytes, bytes]:
-        if key not in self._holds:
-            token, generation = self._dice.tokens(2)
-            self._holds[key] = token, generation
-        return self._holds[key]
+def _replaced(sheet: HistoryPage, _memo: bytes, _now_ms: int) -> bytes:
+    return sheet.write()
 
 
 class _Raws:
