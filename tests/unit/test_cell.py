@@ -27,7 +27,6 @@ from oncebridge.stores.cell import (
     CellBusy,
     Cells,
     Edit,
-    claim_request,
     claimed_values,
     release_request,
     value_or_raise,
@@ -299,27 +298,62 @@ async def test_a_cell_that_is_busy_does_not_hold_up_the_others():
 
 
 @virtual
-async def test_edits_of_one_object_wait_for_each_other():
-    store, counter = on_virtual_time()
-    store.takes_s = 1.0
-    values = await asyncio.gather(*[counter.edit(add_one) for _ in range(20)])
-    assert sorted(map(int, values)) == [*range(1, 21)]
-    assert store.calls["claim"] == 20
+async def test_edits_by_one_object_at_the_same_time_all_count():
+    store = FaultyStore(MemoryStore(clock=now_ms))
+    counter = Counter(store, SystemDice(), patience_s=600)
+    store.takes_s = 0.01
+    for seam in ("", "claim.after", "release.before", "release.after"):
+        store.arm(seam)
+        await asyncio.gather(*[counter.edit(add_one) for _ in range(20)])
+    assert await counter.edit(add_one) == b"81"
+
+
+# --- holding cells --------------------------------------------------------------------------
+
+
+@virtual
+async def test_cells_that_are_held_stay_held_whoever_else_wants_them():
+    store, _ = on_virtual_time()
+    cells = Cells(store, CountingDice(), lease_ms=60_000)
+    hold = await cells.claim({KEY: KEEP_MS, OTHER: KEEP_MS})
+    assert hold.answers == {KEY: b"", OTHER: b""}
+    assert hold.now_ms == now_ms()
+    again = await cells.claim({KEY: KEEP_MS})
+    assert again.answers == {KEY: Busy(KEY, 60_000)}
+    assert await cells.release(hold, {KEY: b"a", OTHER: None}) == {
+        KEY: Reply.RELEASED,
+        OTHER: Reply.RELEASED,
+    }
+    assert await cells.release(hold, {KEY: b"b"}) == {KEY: Reply.FENCED}
+    assert (await cells.claim({KEY: KEEP_MS, OTHER: KEEP_MS})).answers == {KEY: b"a", OTHER: b""}
+
+
+@pytest.mark.parametrize("applied", [False, True])
+@virtual
+async def test_a_claim_without_an_answer_is_ended_before_the_next_one(applied):
+    store, _ = on_virtual_time()
+    cells = Cells(store, CountingDice(), lease_ms=60_000, waits_for_store=False)
+    store.silence("claim", lambda want: want.parts[0].key == KEY, applied=applied)
+    hold = await cells.claim({KEY: KEEP_MS, OTHER: KEEP_MS})
+    assert hold.answers == {KEY: NoAnswer("no answer for this one"), OTHER: b""}
+    store.arm("release.before")
+    assert (await cells.claim({KEY: KEEP_MS})).answers == {KEY: NoAnswer("no answer")}
+    assert (await cells.claim({KEY: KEEP_MS})).answers == {KEY: b""}
+    assert await cells.release(hold, {OTHER: b"a"}) == {OTHER: Reply.RELEASED}
 
 
 # --- requests and answers -------------------------------------------------------------------
 
 
 async def test_the_answers_to_a_claim_are_values_or_reasons():
-    request = claim_request([KEY, OTHER], b"t" * 16, b"g" * 16, lease_ms=1000, keep_ms=[1, 2])
-    assert [want.keep_ms for want in request] == [1, 2]
     store = MemoryStore()
+    request = Wants([KEY, OTHER], b"t" * 16, b"g" * 16, 1000, [1, 2])
     assert claimed_values(await store.claim(request)) == [b"", b""]
     released = release_request([KEY, OTHER], b"t" * 16, [b"a", None], keep_ms=KEEP_MS)
     assert await store.release(released) == [Reply.RELEASED] * 2
-    request = claim_request([KEY, OTHER], b"u" * 16, b"h" * 16, lease_ms=1000, keep_ms=1)
+    request = Wants([KEY, OTHER], b"u" * 16, b"h" * 16, 1000, 1)
     assert claimed_values(await store.claim(request)) == [b"a", b""]
-    again = claim_request([KEY], b"v" * 16, b"h" * 16, lease_ms=1000, keep_ms=1)
+    again = Wants([KEY], b"v" * 16, b"h" * 16, 1000, 1)
     (busy,) = claimed_values(await store.claim(again))
     with pytest.raises(CellBusy) as raised:
         value_or_raise(busy)
@@ -327,7 +361,7 @@ async def test_the_answers_to_a_claim_are_values_or_reasons():
 
 
 def test_a_record_that_is_done_is_not_a_cell():
-    request = claim_request([KEY, OTHER], b"t" * 16, b"g" * 16, lease_ms=1000, keep_ms=1)
+    request = Wants([KEY, OTHER], b"t" * 16, b"g" * 16, 1000, 1)
     held = Claim(b"t" * 16, (Held(KEY, b"o" * 16, 1, b"a"),), 5)
     answers = ClaimAnswers.of(request, [held, Duplicate(OTHER, Fate.DELIVERED, b"")])
     with pytest.raises(StoreError, match=f"{OTHER.hex()} is an event's"):

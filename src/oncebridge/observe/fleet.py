@@ -20,8 +20,8 @@ The list may be lost with the newest writes of a store: each worker checks every
 before it stops, that it is on the list. Workers that are gone are searched once a minute, by the
 first worker that notices that no other has done so recently.
 
-Lost are only counts of a killed worker since its last report. Counted twice are only counts of the
-last write of a worker that was then frozen for more than a day and did not see the store's
+A worker that is killed loses its counts since its last report. The counts of a worker's last write
+are counted twice only if it was then frozen for more than a day and did not see the store's
 response: by then its record is forgotten.
 """
 
@@ -55,9 +55,9 @@ MOST_PAST: Final = 50
 """The most topics and entities of the past."""
 
 _LIST: Final = make_key("", b"workers", "", "", ())
-_LOOK_MS: Final = 120_000
+_CHECK_MS: Final = 120_000
 """How often each worker checks that it is on the list."""
-_FOLD_MS: Final = 60_000
+_SEARCH_MS: Final = 60_000
 """How often one of the workers searches for workers that are gone."""
 _TRIES: Final = 4
 _MOST_MS: Final = 253_402_300_799_999
@@ -98,7 +98,7 @@ class _WorkerList(Struct, frozen=True, omit_defaults=True):
     past: Counts = field(default_factory=Counts)
     gone: tuple[_GoneWorker, ...] = ()
     """The latest last."""
-    folded_ms: int = 0
+    searched_ms: int = 0
     """When workers that are gone were last searched, by the store's clock."""
 
     def has(self, life: str) -> bool:
@@ -107,7 +107,7 @@ class _WorkerList(Struct, frozen=True, omit_defaults=True):
     def had(self, life: str) -> bool:
         return any(each.id == life for each in self.gone)
 
-    def and_(self, life: _WorkerEntry) -> "_WorkerList":
+    def with_entry(self, life: _WorkerEntry) -> "_WorkerList":
         return replace(self, lives=(*self.lives, life))
 
     def without(self, closed: dict[str, "_WorkerRecord"], now_ms: int) -> "_WorkerList":
@@ -134,7 +134,7 @@ class _WorkerList(Struct, frozen=True, omit_defaults=True):
 class _WorkerRecord(Struct, frozen=True, omit_defaults=True):
     """The record of one life."""
 
-    told_ms: int
+    reported_ms: int
     """When, by the store's clock."""
     state: State
     counts: Counts
@@ -145,12 +145,12 @@ class _WorkerRecord(Struct, frozen=True, omit_defaults=True):
     """True if the worker was considered gone: the record is final."""
 
     @property
-    def whole(self) -> Counts:
+    def all_counts(self) -> Counts:
         """All counts of the worker at this report."""
         return self.counts if self.base is None else self.base + self.counts
 
     def is_over(self, now_ms: int) -> bool:
-        return self.closed or now_ms - self.told_ms >= GONE_AFTER_MS
+        return self.closed or now_ms - self.reported_ms >= GONE_AFTER_MS
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -183,20 +183,20 @@ def _read(memo: bytes, decode: Callable[[bytes], _T]) -> _T | None:
 
 def _read_list(memo: bytes) -> _WorkerList | None:
     listed = _read(memo, _decode_list)
-    if listed is None or not all(_is_likely(each.state) for each in listed.gone):
+    if listed is None or not all(_is_plausible(each.state) for each in listed.gone):
         return None
     return replace(listed, past=listed.past.mended())
 
 
 def _read_record(memo: bytes) -> _WorkerRecord | None:
     record = _read(memo, _decode_record)
-    if record is None or not _is_likely(record.state):
+    if record is None or not _is_plausible(record.state):
         return None
     base = None if record.base is None else record.base.mended()
     return replace(record, counts=record.counts.mended(), base=base)
 
 
-def _is_likely(state: State) -> bool:
+def _is_plausible(state: State) -> bool:
     return 0 <= state.started_ms <= _MOST_MS and 0 <= state.at_ms <= _MOST_MS
 
 
@@ -312,7 +312,7 @@ def _counted_elsewhere(
     for each in reversed(listed.gone):
         its = by_life.get(each.id)
         if each.state.name == name and its is not None:
-            return its.whole
+            return its.all_counts
     return Counts()
 
 
@@ -325,7 +325,7 @@ class FleetMember:
     def __init__(self, store: Store, *, dice: Dice) -> None:
         self._store = store
         self._dice = dice
-        # Reports are written periodically, and a record is written as a whole.
+        # Reports are written again soon, and may be written twice.
         self._cells = Cells(store, dice, waits_for_store=False, idempotent=True)
         self._life = ""
         self._base: Counts | None = None
@@ -335,8 +335,8 @@ class FleetMember:
         self._reported_ms = 0
         self._is_listed = False
         self._may_be_listed = False
-        self._looked_ms = 0
-        self._look_ms = 0
+        self._checked_ms = 0
+        self._check_after_ms = 0
         """Until when the last check of the list is valid."""
         self._has_turn = False
         """True if this worker searches for workers that are gone."""
@@ -344,32 +344,34 @@ class FleetMember:
     async def write(self, report: Report) -> None:
         """Write *report*; raise `StoreUnavailable` if that fails. Safe to retry."""
         self._has_turn = False
-        listed = await self._tell(report)
+        listed = await self._report(report)
         if listed is None:
             return
-        if not self._has_turn and _is_due(listed.folded_ms, _FOLD_MS, self._reported_ms):
+        if not self._has_turn and _is_due(listed.searched_ms, _SEARCH_MS, self._reported_ms):
             # Written in any case, so that the list does not expire while workers report.
             try:
                 listed = await self._change_list(self._take_turn, patience_s=0)
             except CellBusy:  # probably by another worker, for the same purpose
                 return
         if self._has_turn:
-            await self._fold(listed)
+            await self._remove_gone(listed)
 
     async def leave(self, report: Report) -> None:
         """Write the last report of a worker that stops normally."""
-        self._look_ms = 0  # no later check could fix it
-        await self._tell(Report(replace(report.state, ended=True), report.counts))
+        self._check_after_ms = 0  # no later check could fix it
+        await self._report(Report(replace(report.state, ended=True), report.counts))
 
-    async def _tell(self, report: Report) -> _WorkerList | None:
+    async def _report(self, report: Report) -> _WorkerList | None:
         """Write *report*, and make sure to be on the list; return the list if it was read."""
         for _ in range(_TRIES):
             # The record is written first: every worker on the list must have one.
             if not await self._write(report):
                 continue
-            if self._is_listed and not _is_due(self._looked_ms, self._look_ms, self._reported_ms):
+            if self._is_listed and not _is_due(
+                self._checked_ms, self._check_after_ms, self._reported_ms
+            ):
                 return None
-            listed = await self._look(report.state.name)
+            listed = await self._check_list(report.state.name)
             if self._is_listed:
                 return listed
         raise StoreUnavailable("other workers keep writing the record with this worker's counts")
@@ -397,7 +399,7 @@ class FleetMember:
             memo = await self._cells.edit_one(key, Edit(renewed, KEPT_MS))
         record = _read_record(memo)
         if record is not None and not record.closed:
-            self._reported, self._reported_ms = report.counts, record.told_ms
+            self._reported, self._reported_ms = report.counts, record.reported_ms
             return True
         if record is not None:
             self._begin(record.counts if self._base is None else self._base + record.counts)
@@ -420,15 +422,15 @@ class FleetMember:
 
     # --- the list -------------------------------------------------------------------------
 
-    async def _look(self, name: str) -> _WorkerList:
+    async def _check_list(self, name: str) -> _WorkerList:
         """Read the list, and add this worker to it."""
         listed = await _peek_list(self._store) if self._is_listed else None
         if listed is None or not listed.has(self._life):
             self._is_listed = False
             listed = await self._enter(name)
         self._is_listed = listed.has(self._life)
-        self._looked_ms = self._reported_ms
-        self._look_ms = int(_LOOK_MS * (0.5 + self._dice.fraction() / 2))
+        self._checked_ms = self._reported_ms
+        self._check_after_ms = int(_CHECK_MS * (0.5 + self._dice.fraction() / 2))
         return listed
 
     async def _enter(self, name: str) -> _WorkerList:
@@ -440,7 +442,7 @@ class FleetMember:
             may_be_over = now_ms - self._reported_ms >= GONE_AFTER_MS or listed.had(life.id)
             if may_be_over or listed.has(life.id):
                 return None
-            return self._take_turn(listed.and_(life), now_ms)
+            return self._take_turn(listed.with_entry(life), now_ms)
 
         self._may_be_listed = True
         return await self._change_list(entered)
@@ -469,12 +471,12 @@ class FleetMember:
 
     def _take_turn(self, listed: _WorkerList, now_ms: int) -> _WorkerList:
         """Announce that this worker searches for workers that are gone, unless another did."""
-        self._has_turn = _is_due(listed.folded_ms, _FOLD_MS, now_ms)
-        return replace(listed, folded_ms=now_ms) if self._has_turn else listed
+        self._has_turn = _is_due(listed.searched_ms, _SEARCH_MS, now_ms)
+        return replace(listed, searched_ms=now_ms) if self._has_turn else listed
 
-    async def _fold(self, listed: _WorkerList) -> None:
+    async def _remove_gone(self, listed: _WorkerList) -> None:
         """Find workers that are gone, and add their counts to the past."""
-        now_ms = listed.folded_ms
+        now_ms = listed.searched_ms
         closed = await self._close([each for each in listed.lives if each.id != self._life], now_ms)
         forgotten = {each.id for each in listed.forgettable(now_ms)}
         if forgotten:

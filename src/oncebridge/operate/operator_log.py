@@ -39,7 +39,7 @@ MOST_ACTS: Final = 20
 MOST_BYTES: Final = 2048
 KEPT_MS: Final = 90 * 24 * 3600 * 1000
 
-_KIND: Final = b"trail"
+_KIND: Final = b"operator log"
 _PATIENCE_S: Final = 30.0
 """Longer than usual: an action that cannot be logged is not done."""
 _LONGEST_REASON: Final = 200

@@ -11,8 +11,8 @@ lease after the new value was sent, the edit may be applied twice. If this host 
 during the edit for longer than the lease, the edit may be lost. Where that matters, make the
 change idempotent: then an edit with an unknown result is repeated, and is never lost.
 
-The functions at the top build the requests and read the answers, for callers that have their own
-way to call the store. `Cells` adds retries.
+`Cells` claims, edits and retries. A caller that has its own way to call the store claims cells
+with `Wants` of one token and one generation, and uses the functions below.
 """
 
 import asyncio
@@ -67,13 +67,6 @@ class CellBusy(StoreUnavailable):
 
 
 # --- requests and answers -------------------------------------------------------------
-
-
-def claim_request(
-    keys: list[bytes], token: bytes, generation: bytes, *, lease_ms: int, keep_ms: Column[int]
-) -> Wants:
-    """Return the request to claim cells; an unwritten value is kept for *keep_ms*."""
-    return Wants(keys, token, generation, lease_ms, keep_ms)
 
 
 def claimed_values(answers: ClaimAnswers) -> list[CellAnswer]:
@@ -172,9 +165,8 @@ class Cells:
         self._lease_ms = lease_ms
         self._waits_for_store = waits_for_store
         self._idempotent = idempotent
-        self._tokens: dict[bytes, bytes] = {}
-        """Of claims that may exist: held, not answered, or cancelled before the answer."""
-        self._lock = asyncio.Lock()
+        self._unknown: dict[bytes, bytes] = {}
+        """Tokens of claims that may still exist: unanswered, or cancelled before the answer."""
 
     async def edit_one(self, key: bytes, edit: Edit, *, patience_s: float = PATIENCE_S) -> bytes:
         """
@@ -199,8 +191,7 @@ class Cells:
         answers: dict[bytes, CellAnswer] = {}
         left = edits
         for pause_s in _pauses():
-            async with self._lock:
-                answers |= await self._edit_once(left)
+            answers |= await self._edit_once(left)
             left = {key: edit for key, edit in left.items() if self._may_retry(answers[key])}
             if not left or now_s() + pause_s >= ends_s:
                 break
@@ -211,30 +202,32 @@ class Cells:
         """
         Claim cells once, without waiting; *keeps* says how long the value of each is kept.
 
-        Claims of the same cells that were not released, as far as is known, are ended first.
+        An earlier claim or release of a cell that got no answer is ended first.
         """
         ends_s = asyncio.get_running_loop().time() + self._lease_ms / 1000
-        earlier = {key: self._tokens[key] for key in keeps if key in self._tokens}
-        if earlier:
-            for reply in (await self._release_once(earlier, {}, keeps)).values():
+        unknown = {key: self._unknown.pop(key) for key in keeps if key in self._unknown}
+        if unknown:
+            for reply in (await self._release(unknown, {}, keeps, 0)).values():
                 if isinstance(reply, NoAnswer):
                     return Hold(b"", dict.fromkeys(keeps, reply), keeps, 0, ends_s)
         # Fresh for each claim: a release that is still on its way must not end a later hold.
         token, generation = self._dice.tokens(2)
-        self._tokens |= dict.fromkeys(keeps, token)
         keep_ms = folded([*keeps.values()])
-        request = claim_request(
-            [*keeps], token, generation, lease_ms=self._lease_ms, keep_ms=keep_ms
-        )
+        answers: dict[bytes, CellAnswer] = {}
+        now_ms = 0
+        unknown = dict.fromkeys(keeps, token)
         try:
-            claimed = await self._store.claim(request)
+            claimed = await self._store.claim(
+                Wants([*keeps], token, generation, self._lease_ms, keep_ms)
+            )
+            answers = dict(zip(keeps, claimed_values(claimed), strict=True))
+            now_ms = claimed.now_ms
+            unknown = {key: token for key, one in answers.items() if isinstance(one, NoAnswer)}
         except StoreUnavailable as error:
-            return Hold(token, dict.fromkeys(keeps, NoAnswer(str(error))), keeps, 0, ends_s)
-        answers = dict(zip(keeps, claimed_values(claimed), strict=True))
-        for key, answer in answers.items():
-            if isinstance(answer, Busy):
-                del self._tokens[key]
-        return Hold(token, answers, keeps, claimed.now_ms, ends_s)
+            answers = dict.fromkeys(keeps, NoAnswer(str(error)))
+        finally:
+            self._unknown |= unknown
+        return Hold(token, answers, keeps, now_ms, ends_s)
 
     async def release(
         self, hold: Hold, values: Mapping[bytes, bytes | None]
@@ -244,37 +237,38 @@ class Cells:
 
         With *waits_for_store*, the request is repeated until the lease has ended.
         """
-        now_s = asyncio.get_running_loop().time
-        replies: dict[bytes, ReleaseAnswer] = {}
-        left = dict.fromkeys(values, hold.token)
-        for pause_s in _pauses():
-            replies |= await self._release_once(left, values, hold.keeps)
-            left = {key: hold.token for key in left if isinstance(replies[key], NoAnswer)}
-            if not left or not self._waits_for_store or now_s() >= hold.ends_s:
-                break
-            await self._pause(pause_s)
-        return replies
+        ends_s = hold.ends_s if self._waits_for_store else 0
+        return await self._release(dict.fromkeys(values, hold.token), values, hold.keeps, ends_s)
 
-    async def _release_once(
+    async def _release(
         self,
         tokens: Mapping[bytes, bytes],
         values: Mapping[bytes, bytes | None],
         keeps: Mapping[bytes, int],
+        ends_s: float,
     ) -> dict[bytes, ReleaseAnswer]:
-        request = release_request(
-            [*tokens],
-            folded([*tokens.values()]),
-            folded([values.get(key) for key in tokens]),
-            keep_ms=folded([keeps[key] for key in tokens]),
-        )
+        now_s = asyncio.get_running_loop().time
+        answers: dict[bytes, ReleaseAnswer] = {}
+        left = tokens
         try:
-            replies = dict(zip(tokens, await self._store.release(request), strict=True))
-        except StoreUnavailable as error:
-            return dict.fromkeys(tokens, NoAnswer(str(error)))
-        for key, reply in replies.items():
-            if not isinstance(reply, NoAnswer) and self._tokens.get(key) == tokens[key]:
-                del self._tokens[key]
-        return replies
+            for pause_s in _pauses():
+                request = release_request(
+                    [*left],
+                    folded([*left.values()]),
+                    folded([values.get(key) for key in left]),
+                    keep_ms=folded([keeps[key] for key in left]),
+                )
+                try:
+                    answers |= zip(left, await self._store.release(request), strict=True)
+                except StoreUnavailable as error:
+                    answers |= dict.fromkeys(left, NoAnswer(str(error)))
+                left = {k: token for k, token in left.items() if isinstance(answers[k], NoAnswer)}
+                if not left or now_s() >= ends_s:
+                    break
+                await self._pause(pause_s)
+        finally:
+            self._unknown |= left
+        return answers
 
     async def _edit_once(self, edits: Mapping[bytes, Edit]) -> dict[bytes, CellAnswer]:
         hold = await self.claim({key: edit.keep_ms for key, edit in edits.items()})
@@ -288,15 +282,15 @@ class Cells:
                 await self.release(hold, dict.fromkeys(held))
             raise
         replies = await self.release(hold, after)
-        lease_runs = asyncio.get_running_loop().time() < hold.ends_s
+        lease_runs = asyncio.get_running_loop().time() < hold.ends_s and not self._idempotent
         answers = dict(hold.answers)
-        for key, reply in replies.items():
-            value = after[key]
-            if value is not None and was_written(
-                reply, lease_runs=lease_runs and not self._idempotent
-            ):
+        for key, value in after.items():
+            reply = replies[key]
+            if value is None:
+                continue
+            if was_written(reply, lease_runs=lease_runs):
                 answers[key] = value
-            elif value is not None:
+            else:
                 answers[key] = reply if isinstance(reply, NoAnswer) else Busy(key, 0)
         return answers
 

@@ -87,10 +87,10 @@ class Roster:
         except msgspec.MsgspecError:
             # Written by another version. Events that are read again are duplicates; none may be missed.
             return _RosterRecord(0, {})
-        there = {
+        current = {
             one: at for one, at in found.seen_ms.items() if abs(self.now_ms - at) < self._gone_ms
         }
-        return _RosterRecord(found.start_ms, there, found.news)
+        return _RosterRecord(found.start_ms, current, found.news)
 
 
 def share(workers: Sequence[str], worker: str, count: int) -> int:
