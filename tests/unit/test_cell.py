@@ -18,6 +18,7 @@ from oncebridge.stores.api import (
     Memories,
     Memory,
     NoAnswer,
+    Releases,
     Reply,
     Want,
     Wants,
@@ -28,7 +29,6 @@ from oncebridge.stores.cell import (
     Cells,
     Edit,
     claimed_values,
-    release_request,
     value_or_raise,
     was_written,
 )
@@ -349,7 +349,7 @@ async def test_the_answers_to_a_claim_are_values_or_reasons():
     store = MemoryStore()
     request = Wants([KEY, OTHER], b"t" * 16, b"g" * 16, 1000, [1, 2])
     assert claimed_values(await store.claim(request)) == [b"", b""]
-    released = release_request([KEY, OTHER], b"t" * 16, [b"a", None], keep_ms=KEEP_MS)
+    released = Releases([KEY, OTHER], b"t" * 16, 0, KEEP_MS, [b"a", None], unsent=True)
     assert await store.release(released) == [Reply.RELEASED] * 2
     request = Wants([KEY, OTHER], b"u" * 16, b"h" * 16, 1000, 1)
     assert claimed_values(await store.claim(request)) == [b"a", b""]

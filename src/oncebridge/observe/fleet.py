@@ -401,12 +401,12 @@ class FleetMember:
         if record is not None and not record.closed:
             self._reported, self._reported_ms = report.counts, record.reported_ms
             return True
-        if record is not None:
+        if record is None:  # removed, or another version's
+            if not memo:
+                await self._store.forget([key])
+            self._begin(self._reported)
+        else:
             self._begin(record.counts if self._base is None else self._base + record.counts)
-            return False
-        if not memo:
-            await self._store.forget([key])
-        self._begin(self._reported)
         return False
 
     def _begin(self, base: Counts | None) -> None:

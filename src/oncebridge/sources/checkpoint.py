@@ -77,7 +77,7 @@ class Checkpoint:
 
     async def extend(self) -> None:
         """Extend the claim; raise `CheckpointTaken` if another worker has taken over."""
-        request = Extensions([self.key], self._hold.token, self._lease_ms)
+        request = Extensions([self.key], self._hold.tokens[self.key], self._lease_ms)
         (answer,) = await self._store.extend(request)
         if isinstance(answer, NoAnswer):
             raise StoreUnavailable(answer.reason)

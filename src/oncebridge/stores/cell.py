@@ -11,8 +11,8 @@ lease after the new value was sent, the edit may be applied twice. If this host 
 during the edit for longer than the lease, the edit may be lost. Where that matters, make the
 change idempotent: then an edit with an unknown result is repeated, and is never lost.
 
-`Cells` claims, edits and retries. A caller that has its own way to call the store claims cells
-with `Wants` of one token and one generation, and uses the functions below.
+`Cells` claims, edits and retries. A caller that has its own way to call the store uses
+`claimed_values` and `was_written`; it releases cells as *unsent*, as an edit is not an attempt.
 """
 
 import asyncio
@@ -31,7 +31,6 @@ from oncebridge.stores.api import (
     ClaimAnswer,
     ClaimAnswers,
     Claims,
-    Column,
     NoAnswer,
     ReleaseAnswer,
     Releases,
@@ -72,17 +71,6 @@ class CellBusy(StoreUnavailable):
 def claimed_values(answers: ClaimAnswers) -> list[CellAnswer]:
     """Return the value of each cell that was claimed; raise `StoreError` if one is not a cell."""
     return [_value(answer) for answer in answers.each]
-
-
-def release_request(
-    keys: list[bytes],
-    token: Column[bytes],
-    values: Column[bytes | None],
-    *,
-    keep_ms: Column[int],
-) -> Releases:
-    """Return the request to release cells with new *values*; None leaves a value as it is."""
-    return Releases(keys, token, 0, keep_ms, values, unsent=True)  # an edit is not an attempt
 
 
 def was_written(reply: ReleaseAnswer, *, lease_runs: bool) -> bool:
@@ -133,12 +121,12 @@ class Edit(Struct, frozen=True):
 class Hold(Struct, frozen=True):
     """The result of claiming several cells in one call."""
 
-    token: bytes
-    answers: dict[bytes, CellAnswer]
+    tokens: Mapping[bytes, bytes]
     keeps: Mapping[bytes, int]
-    now_ms: int
+    answers: dict[bytes, CellAnswer] = {}
+    now_ms: int = 0
     """The store's time."""
-    ends_s: float
+    ends_s: float = 0.0
     """When the lease ends, by the running loop's clock."""
 
 
@@ -165,6 +153,7 @@ class Cells:
         self._lease_ms = lease_ms
         self._waits_for_store = waits_for_store
         self._idempotent = idempotent
+        self._retried = (Busy, NoAnswer) if waits_for_store else (Busy,)
         self._unknown: dict[bytes, bytes] = {}
         """Tokens of claims that may still exist: unanswered, or cancelled before the answer."""
 
@@ -192,7 +181,7 @@ class Cells:
         left = edits
         for pause_s in _pauses():
             answers |= await self._edit_once(left)
-            left = {key: edit for key, edit in left.items() if self._may_retry(answers[key])}
+            left = {k: edit for k, edit in left.items() if isinstance(answers[k], self._retried)}
             if not left or now_s() + pause_s >= ends_s:
                 break
             await self._pause(pause_s)
@@ -207,27 +196,24 @@ class Cells:
         ends_s = asyncio.get_running_loop().time() + self._lease_ms / 1000
         unknown = {key: self._unknown.pop(key) for key in keeps if key in self._unknown}
         if unknown:
-            for reply in (await self._release(unknown, {}, keeps, 0)).values():
+            replies = await self.release(Hold(unknown, keeps), dict.fromkeys(unknown))
+            for reply in replies.values():
                 if isinstance(reply, NoAnswer):
-                    return Hold(b"", dict.fromkeys(keeps, reply), keeps, 0, ends_s)
+                    return Hold({}, keeps, dict.fromkeys(keeps, reply))
         # Fresh for each claim: a release that is still on its way must not end a later hold.
         token, generation = self._dice.tokens(2)
-        keep_ms = folded([*keeps.values()])
-        answers: dict[bytes, CellAnswer] = {}
-        now_ms = 0
-        unknown = dict.fromkeys(keeps, token)
+        tokens, keep_ms = dict.fromkeys(keeps, token), folded([*keeps.values()])
+        wants = Wants([*keeps], token, generation, self._lease_ms, keep_ms)
         try:
-            claimed = await self._store.claim(
-                Wants([*keeps], token, generation, self._lease_ms, keep_ms)
-            )
+            claimed = await self._store.claim(wants)
             answers = dict(zip(keeps, claimed_values(claimed), strict=True))
-            now_ms = claimed.now_ms
-            unknown = {key: token for key, one in answers.items() if isinstance(one, NoAnswer)}
-        except StoreUnavailable as error:
-            answers = dict.fromkeys(keeps, NoAnswer(str(error)))
-        finally:
-            self._unknown |= unknown
-        return Hold(token, answers, keeps, now_ms, ends_s)
+        except BaseException as error:
+            self._unknown |= tokens
+            if not isinstance(error, StoreUnavailable):
+                raise
+            return Hold(tokens, keeps, dict.fromkeys(keeps, NoAnswer(str(error))))
+        self._unknown |= {key: token for key, one in answers.items() if isinstance(one, NoAnswer)}
+        return Hold(tokens, keeps, answers, claimed.now_ms, ends_s)
 
     async def release(
         self, hold: Hold, values: Mapping[bytes, bytes | None]
@@ -237,38 +223,28 @@ class Cells:
 
         With *waits_for_store*, the request is repeated until the lease has ended.
         """
-        ends_s = hold.ends_s if self._waits_for_store else 0
-        return await self._release(dict.fromkeys(values, hold.token), values, hold.keeps, ends_s)
-
-    async def _release(
-        self,
-        tokens: Mapping[bytes, bytes],
-        values: Mapping[bytes, bytes | None],
-        keeps: Mapping[bytes, int],
-        ends_s: float,
-    ) -> dict[bytes, ReleaseAnswer]:
         now_s = asyncio.get_running_loop().time
-        answers: dict[bytes, ReleaseAnswer] = {}
-        left = tokens
+        replies: dict[bytes, ReleaseAnswer] = {}
+        left = [*values]
         try:
             for pause_s in _pauses():
-                request = release_request(
-                    [*left],
-                    folded([*left.values()]),
-                    folded([values.get(key) for key in left]),
-                    keep_ms=folded([keeps[key] for key in left]),
-                )
+                token = folded([hold.tokens[key] for key in left])
+                keep_ms = folded([hold.keeps[key] for key in left])
+                memo = folded([values[key] for key in left])
                 try:
-                    answers |= zip(left, await self._store.release(request), strict=True)
+                    answers = await self._store.release(
+                        Releases(left, token, 0, keep_ms, memo, unsent=True)
+                    )
+                    replies |= zip(left, answers, strict=True)
                 except StoreUnavailable as error:
-                    answers |= dict.fromkeys(left, NoAnswer(str(error)))
-                left = {k: token for k, token in left.items() if isinstance(answers[k], NoAnswer)}
-                if not left or now_s() >= ends_s:
+                    replies |= dict.fromkeys(left, NoAnswer(str(error)))
+                left = [key for key in left if isinstance(replies[key], NoAnswer)]
+                if not left or not self._waits_for_store or now_s() >= hold.ends_s:
                     break
                 await self._pause(pause_s)
         finally:
-            self._unknown |= left
-        return answers
+            self._unknown |= {key: hold.tokens[key] for key in left}
+        return replies
 
     async def _edit_once(self, edits: Mapping[bytes, Edit]) -> dict[bytes, CellAnswer]:
         hold = await self.claim({key: edit.keep_ms for key, edit in edits.items()})
@@ -283,19 +259,13 @@ class Cells:
             raise
         replies = await self.release(hold, after)
         lease_runs = asyncio.get_running_loop().time() < hold.ends_s and not self._idempotent
-        answers = dict(hold.answers)
-        for key, value in after.items():
+        changed = {key: value for key, value in after.items() if value is not None}
+        answers = hold.answers | changed
+        for key in changed:
             reply = replies[key]
-            if value is None:
-                continue
-            if was_written(reply, lease_runs=lease_runs):
-                answers[key] = value
-            else:
+            if not was_written(reply, lease_runs=lease_runs):
                 answers[key] = reply if isinstance(reply, NoAnswer) else Busy(key, 0)
         return answers
-
-    def _may_retry(self, answer: CellAnswer) -> bool:
-        return isinstance(answer, Busy) or (isinstance(answer, NoAnswer) and self._waits_for_store)
 
     async def _pause(self, about_s: float) -> None:
         await asyncio.sleep(2 * about_s * self._dice.fraction())
