@@ -1,9 +1,13 @@
 """A cell: every edit counts once, whoever edits beside, and whatever the store loses."""
 
 import asyncio
+import random
 
 import pytest
-from tests.faults.doubles import CountingDice, FaultyStore, now, now_ms, virtual
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.faults.doubles import CountingDice, FaultyStore, VirtualLoop, now, now_ms, virtual
+from tests.size import examples
 
 from oncebridge.base.clock import SystemDice
 from oncebridge.errors import StoreError, StoreUnavailable
@@ -340,6 +344,92 @@ async def test_a_claim_without_an_answer_is_ended_before_the_next_one(applied):
     assert (await cells.claim({KEY: KEEP_MS})).answers == {KEY: NoAnswer("no answer")}
     assert (await cells.claim({KEY: KEEP_MS})).answers == {KEY: b""}
     assert await cells.release(hold, {OTHER: b"a"}) == {OTHER: Reply.RELEASED}
+
+
+# --- anything may happen --------------------------------------------------------------------
+
+
+class Network:
+    """A way to a store that loses requests and replies, and delays requests."""
+
+    def __init__(self, store, chance: random.Random) -> None:
+        self._store = store
+        self._chance = chance
+        self._late: set[asyncio.Task] = set()
+
+    async def claim(self, wants):
+        return await self._call(self._store.claim, wants)
+
+    async def release(self, releases):
+        return await self._call(self._store.release, releases)
+
+    async def _call(self, call, asked):
+        await asyncio.sleep(self._chance.random() * 0.02)
+        match self._chance.choices(["", "lost", "late", "reply lost", "in part"], [6, 1, 1, 1, 1])[
+            0
+        ]:
+            case "lost":
+                raise StoreUnavailable("lost")
+            case "late":
+                self._late.add(asyncio.create_task(self._apply_late(call, asked)))
+                raise StoreUnavailable("late")
+            case "reply lost":
+                await call(asked)
+                raise StoreUnavailable("reply lost")
+            case "in part":
+                answers = [*await call(asked)]
+                answers[self._chance.randrange(len(answers))] = NoAnswer("in part")
+                return ClaimAnswers.of(asked, answers) if isinstance(asked, Wants) else answers
+            case _:
+                return await call(asked)
+
+    async def _apply_late(self, call, asked) -> None:
+        await asyncio.sleep(self._chance.random() * 100)
+        await call(asked)
+
+
+class SeededDice(CountingDice):
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__()
+        self._chance = chance
+
+    def fraction(self) -> float:
+        return self._chance.random()
+
+
+async def edit_through_a_network(seed: int, *, idempotent: bool) -> None:
+    chance = random.Random(seed)
+    store = MemoryStore(clock=now_ms)
+
+    def added(name: bytes) -> Edit:
+        def add(memo: bytes, _now_ms: int) -> bytes | None:
+            is_there = idempotent and name in memo.split()
+            return None if is_there else memo + name + b" "
+
+        return Edit(add, 10**9)
+
+    async def work(worker: int) -> None:
+        cells = Cells(
+            Network(store, chance), SeededDice(chance), lease_ms=60_000, idempotent=idempotent
+        )
+        for number in range(4):
+            edit = added(b"%d.%d" % (worker, number))
+            keys = [KEY] if number % 2 else [KEY, OTHER]
+            answers = await cells.edit(dict.fromkeys(keys, edit), patience_s=3600)
+            assert all(isinstance(answer, bytes) for answer in answers.values())
+
+    await asyncio.gather(*[work(worker) for worker in range(3)])
+    await asyncio.sleep(1000)
+    one, other = await store.peek([KEY, OTHER])
+    assert sorted(one.memo.split()) == [b"%d.%d" % (w, n) for w in range(3) for n in range(4)]
+    assert sorted(other.memo.split()) == [b"%d.%d" % (w, n) for w in range(3) for n in (0, 2)]
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.integers(0, 2**32), st.booleans())
+def test_whatever_a_network_does_every_edit_is_applied_once(seed, idempotent):
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(edit_through_a_network(seed, idempotent=idempotent))
 
 
 # --- requests and answers -------------------------------------------------------------------
