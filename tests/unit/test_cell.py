@@ -302,6 +302,13 @@ async def test_a_cell_that_is_busy_does_not_hold_up_the_others():
 
 
 @virtual
+async def test_no_edits_are_no_round_trips():
+    store, _ = on_virtual_time()
+    assert await Cells(store, CountingDice()).edit({}) == {}
+    assert not store.calls
+
+
+@virtual
 async def test_edits_by_one_object_at_the_same_time_all_count():
     store = FaultyStore(MemoryStore(clock=now_ms))
     counter = Counter(store, SystemDice(), patience_s=600)

@@ -180,7 +180,7 @@ class Cells:
         answers: dict[bytes, CellAnswer] = {}
         left = edits
         for pause_s in _pauses():
-            answers |= await self._edit_once(left)
+            answers |= await self._edit_once(left) if left else {}
             left = {k: edit for k, edit in left.items() if isinstance(answers[k], self._retried)}
             if not left or now_s() + pause_s >= ends_s:
                 break
