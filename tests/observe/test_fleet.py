@@ -266,7 +266,7 @@ async def write(store: Any, key: bytes, memo: bytes) -> None:
 STRANGE = [
     b"\x02 of another version",
     b"\x01 cut off",
-    b"\x01" + zlib.compress(msgspec.msgpack.encode({"told_ms": "no number", "lives": 3})),
+    b"\x01" + zlib.compress(msgspec.msgpack.encode({"reported_ms": "no number", "lives": 3})),
     b"\x01" + zlib.compress(b"\xa3\xff\xff\xff"),
     b"\x01" + zlib.compress(b"\x81\xa1x" + b"\x91" * 100_000),
     b'{"acts":[]}',
@@ -430,7 +430,7 @@ async def test_a_turn_of_another_clock_keeps_nobody_from_looking_who_is_gone(pla
     await ann.write(report("ann", 5))
     await bob.write(report("bob", 5))
     listed = await fleet._peek_list(place.store)
-    await write(place.store, LIST, fleet._write(replace(listed, folded_ms=2**62)))
+    await write(place.store, LIST, fleet._write(replace(listed, searched_ms=2**62)))
     place.wait_for_a_look()
     await bob.write(report("bob", 6))
     assert names(await read(place.store)) == ["bob"]

@@ -442,7 +442,8 @@ async def test_no_answer_is_asked_again_next_time(operation, applied):
     kept = recorder(store, clock=clock)
     kept.decided(decision(1), None)
     store.silence(operation, applied=applied)
-    await kept.write()
+    with pytest.raises(StoreUnavailable, match="no answer for this one"):
+        await kept.write()
     kept.decided(decision(2), None)
     await kept.write()
     assert await kept_of(store) == [2, 1]

@@ -49,6 +49,7 @@ from oncebridge.stores.api import (
     Releases,
     Reply,
     Store,
+    Wants,
 )
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
@@ -654,8 +655,9 @@ class StoreClient:
 
     async def aclose(self) -> None: ...
 
-    async def claim(self, wants: Sequence[Any]) -> Any:
-        return await self._call("claim", wants, [w.parts[-1].key for w in wants])
+    async def claim(self, wants: Wants) -> ClaimAnswers:
+        keys = [want.parts[-1].key for want in wants]
+        return ClaimAnswers.of(wants, await self._call("claim", wants, keys))
 
     async def commit(self, commits: Sequence[Any]) -> Any:
         return await self._call("commit", commits, [c.key for c in commits])

@@ -9,7 +9,7 @@ from oncebridge import Verdict
 from oncebridge.base.clock import SystemDice
 from oncebridge.engine.settings import Settings
 from oncebridge.service.epoch import KEY, Epoch
-from oncebridge.stores.cell import Cell
+from oncebridge.stores.cell import Cells, Edit
 from oncebridge.stores.memory import MemoryStore
 
 HOUR_S = 3600
@@ -137,7 +137,7 @@ async def test_the_record_is_written_again_before_a_bucket_would_remove_it() -> 
 @pytest.mark.parametrize("memo", [b"\xff other", b'{"form": 2}', b'["only a list", "of words"]'])
 async def test_what_another_version_wrote_is_left_alone(memo: bytes) -> None:
     store = fresh()
-    await Cell(store, KEY, CountingDice(), keep_ms=10**9).edit(lambda _memo, _ms: memo)
+    await Cells(store, CountingDice()).edit_one(KEY, Edit(lambda _memo, _ms: memo, 10**9))
     one = worker(store)
     await one.look()
     await one.look()

@@ -119,7 +119,7 @@ def test_a_trail_is_never_mistaken_for_an_event_nor_its_key_for_another():
     kinds = [b"content", b"id", b"fields", b"entity", b"about", b"paused"]
     others = {make_key("crm", kind, "", "", ()) for kind in kinds}
     others |= {make_key("", kind, "", "", (KEY,)) for kind in kinds}
-    others |= {KEY, conflict_key(KEY, b"h" * 16), conflict_key(b"trail", KEY)}
+    others |= {KEY, conflict_key(KEY, b"h" * 16), conflict_key(b"operator log", KEY)}
     names = {
         NAME,
         operator_log.route_log_key("crm"),

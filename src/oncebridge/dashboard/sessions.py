@@ -16,7 +16,7 @@ from typing import Final
 from oncebridge.base.clock import Dice
 from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.events.key import make_key
-from oncebridge.stores.api import Fate, Memories, Memory, NoAnswer, Store
+from oncebridge.stores.api import Fate, Memories, NoAnswer, Store
 
 SESSION_S: Final = 12 * 3600
 _KEPT_MS: Final = 2 * SESSION_S * 1000
@@ -41,9 +41,9 @@ class Sessions:
     async def end(self, session: str) -> None:
         """End *session*; raise `StoreError` if only this process knows it."""
         self._note(session, is_live=False)
-        (token,) = self._dice.tokens(1)
-        memory = Memory(_key(session), token, Fate.DROPPED, _KEPT_MS)
-        (answer,) = await self._store.remember(Memories.of([memory]))
+        (generation,) = self._dice.tokens(1)
+        memories = Memories([_key(session)], generation, Fate.DROPPED, _KEPT_MS)
+        (answer,) = await self._store.remember(memories)
         if isinstance(answer, NoAnswer):
             raise StoreUnavailable(answer.reason)
 

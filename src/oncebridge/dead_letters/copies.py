@@ -6,8 +6,9 @@ Each is kept once; a copy of it is a duplicate. Dead letters in a file or a queu
 changed, so the number of copies is kept in a record of the store.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -15,11 +16,12 @@ from msgspec import Struct
 
 from oncebridge.base.clock import Dice
 from oncebridge.errors import StoreError
-from oncebridge.events.key import Part, make_key
-from oncebridge.stores.api import Busy, Claim, Claims, Release, Releases, Store, Want, Wants
+from oncebridge.events.key import make_key
+from oncebridge.stores.api import Claims, Store
+from oncebridge.stores.cell import Cells, Edit
 
-_LEASE_MS: Final = 5000
-_PAUSES_S: Final = (0.02, 0.1, 0.3)
+_PATIENCE_S: Final = 0.5
+"""Short: a batch of events waits for it."""
 
 
 class Copies(Struct, frozen=True, array_like=True):
@@ -50,45 +52,19 @@ async def count_copies(
     The count is only information: if the store does not answer, or another worker holds the
     record for long, it stays as it is.
     """
-    left = dict(counts)
-    for pause_s in (0.0, *_PAUSES_S):
-        if pause_s:
-            await asyncio.sleep(pause_s * (0.5 + dice.fraction()))
-        tokens = iter(dice.tokens(2 * len(left)))
-        wants = [
-            Want((Part(_count_key(key)),), next(tokens), next(tokens), _LEASE_MS, keep_ms)
-            for key in left
-        ]
-        try:
-            answers = await store.claim(Wants.of(wants))
-            await store.release(
-                Releases.of(
-                    [
-                        Release(
-                            claim.held[0].key,
-                            claim.token,
-                            keep_ms=keep_ms,
-                            memo=_write(
-                                Copies(
-                                    Copies.read(claim.held[0].memo).count + left[key], claim.now_ms
-                                )
-                            ),
-                            unsent=True,
-                        )
-                        for key, claim in zip(left, answers, strict=True)
-                        if isinstance(claim, Claim)
-                    ]
-                )
-            )
-        except StoreError:
-            return
-        left = {
-            key: left[key]
-            for key, answer in zip(left, answers, strict=True)
-            if isinstance(answer, Busy)
-        }
-        if not left:
-            return
+    cells = Cells(store, dice, waits_for_store=False)
+    with suppress(StoreError):
+        await cells.edit(
+            {
+                _count_key(key): Edit(partial(_added, count), keep_ms)
+                for key, count in counts.items()
+            },
+            patience_s=_PATIENCE_S,
+        )
+
+
+def _added(count: int, memo: bytes, now_ms: int) -> bytes:
+    return _write(Copies(Copies.read(memo).count + count, now_ms))
 
 
 async def copies_of(store: Store, keys: Sequence[bytes]) -> list[Copies]:

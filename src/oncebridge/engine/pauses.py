@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from oncebridge.base.clock import Dice
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import make_key
-from oncebridge.stores.api import Fate, Memories, Memory, NoAnswer, Store
+from oncebridge.stores.api import Fate, Memories, NoAnswer, Store
 
 _FOR_EVER_MS = 10 * 365 * 24 * 3600 * 1000
 
@@ -21,15 +21,9 @@ def _key(route: str) -> bytes:
 
 async def pause(store: Store, routes: Sequence[str], dice: Dice) -> None:
     """Pause *routes* for all workers, until `resume`."""
-    tokens = dice.tokens(len(routes))
-    answers = await store.remember(
-        Memories.of(
-            [
-                Memory(_key(route), token, Fate.DROPPED, _FOR_EVER_MS, b"", b"")
-                for route, token in zip(routes, tokens, strict=True)
-            ]
-        )
-    )
+    (generation,) = dice.tokens(1)
+    keys = [_key(route) for route in routes]
+    answers = await store.remember(Memories(keys, generation, Fate.DROPPED, _FOR_EVER_MS))
     for answer in answers:
         if isinstance(answer, NoAnswer):
             raise StoreUnavailable(answer.reason)

@@ -23,7 +23,7 @@ from oncebridge.base.clock import Clock, Dice
 from oncebridge.errors import StoreError
 from oncebridge.events.key import make_key
 from oncebridge.stores.api import Claims
-from oncebridge.stores.cell import Cell, CellBusy
+from oncebridge.stores.cell import CellBusy, Cells, Edit
 
 _log = logging.getLogger("oncebridge")
 
@@ -34,7 +34,9 @@ _SHARE_MS: Final = 4000
 """How long a share is valid without a renewal."""
 _KEEP_MS: Final = 3_600_000
 _LEASE_MS: Final = 2000
+"""Half a share: the other workers still have theirs when the lease of a dead worker ends."""
 _PATIENCE_S: Final = 1.5
+"""Short enough for several renewals while a share is valid."""
 _LEAST: Final = 1.0
 """A worker with something to send asks for at least this many events a second."""
 
@@ -82,10 +84,8 @@ class RateShare:
         self._dice = dice
         self._changed = changed
         self._is_open = is_open
-        key = key_of(route)
-        self._cell = Cell(
-            store, key, dice, keep_ms=_KEEP_MS, lease_ms=_LEASE_MS, patience_s=_PATIENCE_S
-        )
+        self._key = key_of(route)
+        self._cells = Cells(store, dice, lease_ms=_LEASE_MS)
         self._name = ""
         self._share = 0.0
         self._from_ms = 0
@@ -141,7 +141,9 @@ class RateShare:
 
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                memo = await self._cell.edit(divide)
+                memo = await self._cells.edit_one(
+                    self._key, Edit(divide, _KEEP_MS), patience_s=_PATIENCE_S
+                )
         except CellBusy:
             self._due_ms = _SOON_MS
         except Exception as error:  # noqa: BLE001 - also a store with a fault: sending goes on

@@ -12,6 +12,7 @@ delivered under its old name. Keys are hashes; only the reports of earlier worke
 import logging
 import re
 from collections.abc import Collection, Mapping
+from functools import partial
 from shlex import quote
 from typing import Final
 
@@ -23,7 +24,7 @@ from oncebridge.base.secrets import mask_address
 from oncebridge.events.key import make_key
 from oncebridge.observe.fleet import GONE_AFTER_MS, FleetView, here_ms, present
 from oncebridge.stores.api import Store
-from oncebridge.stores.cell import Cell
+from oncebridge.stores.cell import Cells, Edit
 
 ROLLING_RESTART_MS: Final = 10 * 60 * 1000
 """A worker that has run for less is not compared: the others may still have to be restarted."""
@@ -136,7 +137,7 @@ async def warn_of_new_sinks(store: Store, sinks: Mapping[str, str], dice: Dice) 
         before = record.memo.decode("utf-8", "replace") if record is not None else ""
         if before == sink:
             continue
-        await _write(Cell(store, keys[route], dice, keep_ms=_KEEP_MS), sink)
+        await Cells(store, dice).edit_one(keys[route], Edit(partial(_sink, sink), _KEEP_MS))
         if before:
             what = (
                 f"route {printable(route)} delivered to {printable(before)} before, and now to "
@@ -147,8 +148,8 @@ async def warn_of_new_sinks(store: Store, sinks: Mapping[str, str], dice: Dice) 
             _log.warning("oncebridge.sink_changed", extra=fields)
 
 
-async def _write(cell: Cell, text: str) -> None:
-    await cell.edit(lambda _memo, _now_ms: text.encode("utf-8", "replace"))
+def _sink(address: str, _memo: bytes, _now_ms: int) -> bytes:
+    return address.encode("utf-8", "replace")
 
 
 class DisagreementWarnings:

@@ -1,9 +1,8 @@
 """
 The reports of all workers, in their shared store.
 
-Each worker has a record with its latest report, and its name is in one shared list. Both are
-changed by compare-and-set: the record is claimed, which excludes other workers, and released with
-the new memo. So every store supports it.
+Each worker has a record with its latest report, and its name is in one shared list. Both are cells
+(`oncebridge.stores.cell`), so every store supports it.
 
 The record of the list also has the *past*: the sum of the counts of workers that are gone. A worker
 that has not reported for ten minutes is considered gone, and the worker that notices it
@@ -21,15 +20,14 @@ The list may be lost with the newest writes of a store: each worker checks every
 before it stops, that it is on the list. Workers that are gone are searched once a minute, by the
 first worker that notices that no other has done so recently.
 
-Lost are only counts of a killed worker since its last report. Counted twice are only counts of the
-last write of a worker that was then frozen for more than a day and did not see the store's
+A worker that is killed loses its counts since its last report. The counts of a worker's last write
+are counted twice only if it was then frozen for more than a day and did not see the store's
 response: by then its record is forgotten.
 """
 
-import asyncio
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -38,22 +36,11 @@ from msgspec.structs import replace
 
 from oncebridge.base.clock import Dice
 from oncebridge.errors import StoreUnavailable
-from oncebridge.events.key import Part, make_key
+from oncebridge.events.key import make_key
 from oncebridge.observe.counts import Counts
 from oncebridge.observe.report import Report, RouteState, State
-from oncebridge.stores.api import (
-    Busy,
-    Claim,
-    ClaimAnswer,
-    NoAnswer,
-    Record,
-    Release,
-    Releases,
-    Reply,
-    Store,
-    Want,
-    Wants,
-)
+from oncebridge.stores.api import Record, Store
+from oncebridge.stores.cell import PATIENCE_S, CellBusy, Cells, Edit
 
 GONE_AFTER_MS: Final = 10 * 60 * 1000
 """A worker that has not reported for this long is considered gone."""
@@ -68,17 +55,9 @@ MOST_PAST: Final = 50
 """The most topics and entities of the past."""
 
 _LIST: Final = make_key("", b"workers", "", "", ())
-_LEASE_MS: Final = 2000
-_PATIENCE_S: Final = 4.0
-"""Longer than a lease: waits for a worker that died while writing."""
-_LOOK_AGAIN_S: Final = (0.04, 0.08, 0.16, 0.3, 0.5)
-_LIST_PATIENCE_S: Final = 10.0
-"""About the time until the next report."""
-_LIST_AGAIN_S: Final = (0.5, 1.0, 2.0, 4.0)
-"""Retries for a claimed list are spread over this time: many workers may start at once."""
-_LOOK_MS: Final = 120_000
+_CHECK_MS: Final = 120_000
 """How often each worker checks that it is on the list."""
-_FOLD_MS: Final = 60_000
+_SEARCH_MS: Final = 60_000
 """How often one of the workers searches for workers that are gone."""
 _TRIES: Final = 4
 _MOST_MS: Final = 253_402_300_799_999
@@ -119,7 +98,7 @@ class _WorkerList(Struct, frozen=True, omit_defaults=True):
     past: Counts = field(default_factory=Counts)
     gone: tuple[_GoneWorker, ...] = ()
     """The latest last."""
-    folded_ms: int = 0
+    searched_ms: int = 0
     """When workers that are gone were last searched, by the store's clock."""
 
     def has(self, life: str) -> bool:
@@ -128,7 +107,7 @@ class _WorkerList(Struct, frozen=True, omit_defaults=True):
     def had(self, life: str) -> bool:
         return any(each.id == life for each in self.gone)
 
-    def and_(self, life: _WorkerEntry) -> "_WorkerList":
+    def with_entry(self, life: _WorkerEntry) -> "_WorkerList":
         return replace(self, lives=(*self.lives, life))
 
     def without(self, closed: dict[str, "_WorkerRecord"], now_ms: int) -> "_WorkerList":
@@ -155,7 +134,7 @@ class _WorkerList(Struct, frozen=True, omit_defaults=True):
 class _WorkerRecord(Struct, frozen=True, omit_defaults=True):
     """The record of one life."""
 
-    told_ms: int
+    reported_ms: int
     """When, by the store's clock."""
     state: State
     counts: Counts
@@ -166,12 +145,12 @@ class _WorkerRecord(Struct, frozen=True, omit_defaults=True):
     """True if the worker was considered gone: the record is final."""
 
     @property
-    def whole(self) -> Counts:
+    def all_counts(self) -> Counts:
         """All counts of the worker at this report."""
         return self.counts if self.base is None else self.base + self.counts
 
     def is_over(self, now_ms: int) -> bool:
-        return self.closed or now_ms - self.told_ms >= GONE_AFTER_MS
+        return self.closed or now_ms - self.reported_ms >= GONE_AFTER_MS
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -204,20 +183,20 @@ def _read(memo: bytes, decode: Callable[[bytes], _T]) -> _T | None:
 
 def _read_list(memo: bytes) -> _WorkerList | None:
     listed = _read(memo, _decode_list)
-    if listed is None or not all(_is_likely(each.state) for each in listed.gone):
+    if listed is None or not all(_is_plausible(each.state) for each in listed.gone):
         return None
     return replace(listed, past=listed.past.mended())
 
 
 def _read_record(memo: bytes) -> _WorkerRecord | None:
     record = _read(memo, _decode_record)
-    if record is None or not _is_likely(record.state):
+    if record is None or not _is_plausible(record.state):
         return None
     base = None if record.base is None else record.base.mended()
     return replace(record, counts=record.counts.mended(), base=base)
 
 
-def _is_likely(state: State) -> bool:
+def _is_plausible(state: State) -> bool:
     return 0 <= state.started_ms <= _MOST_MS and 0 <= state.at_ms <= _MOST_MS
 
 
@@ -333,15 +312,11 @@ def _counted_elsewhere(
     for each in reversed(listed.gone):
         its = by_life.get(each.id)
         if each.state.name == name and its is not None:
-            return its.whole
+            return its.all_counts
     return Counts()
 
 
 # --- writing ------------------------------------------------------------------------------
-
-
-class _Taken(StoreUnavailable):
-    """Another worker holds a record, and the time is up."""
 
 
 class FleetMember:
@@ -350,6 +325,8 @@ class FleetMember:
     def __init__(self, store: Store, *, dice: Dice) -> None:
         self._store = store
         self._dice = dice
+        # Reports are written again soon, and may be written twice.
+        self._cells = Cells(store, dice, waits_for_store=False, idempotent=True)
         self._life = ""
         self._base: Counts | None = None
         """Counts before this life, which are part of the past."""
@@ -358,8 +335,8 @@ class FleetMember:
         self._reported_ms = 0
         self._is_listed = False
         self._may_be_listed = False
-        self._looked_ms = 0
-        self._look_ms = 0
+        self._checked_ms = 0
+        self._check_after_ms = 0
         """Until when the last check of the list is valid."""
         self._has_turn = False
         """True if this worker searches for workers that are gone."""
@@ -367,30 +344,34 @@ class FleetMember:
     async def write(self, report: Report) -> None:
         """Write *report*; raise `StoreUnavailable` if that fails. Safe to retry."""
         self._has_turn = False
-        listed = await self._tell(report)
+        listed = await self._report(report)
         if listed is None:
             return
-        if not self._has_turn and _is_due(listed.folded_ms, _FOLD_MS, self._reported_ms):
+        if not self._has_turn and _is_due(listed.searched_ms, _SEARCH_MS, self._reported_ms):
             # Written in any case, so that the list does not expire while workers report.
-            with suppress(_Taken):  # probably by another worker, for the same purpose
+            try:
                 listed = await self._change_list(self._take_turn, patience_s=0)
+            except CellBusy:  # probably by another worker, for the same purpose
+                return
         if self._has_turn:
-            await self._fold(listed)
+            await self._remove_gone(listed)
 
     async def leave(self, report: Report) -> None:
         """Write the last report of a worker that stops normally."""
-        self._look_ms = 0  # no later check could fix it
-        await self._tell(Report(replace(report.state, ended=True), report.counts))
+        self._check_after_ms = 0  # no later check could fix it
+        await self._report(Report(replace(report.state, ended=True), report.counts))
 
-    async def _tell(self, report: Report) -> _WorkerList | None:
+    async def _report(self, report: Report) -> _WorkerList | None:
         """Write *report*, and make sure to be on the list; return the list if it was read."""
         for _ in range(_TRIES):
             # The record is written first: every worker on the list must have one.
             if not await self._write(report):
                 continue
-            if self._is_listed and not _is_due(self._looked_ms, self._look_ms, self._reported_ms):
+            if self._is_listed and not _is_due(
+                self._checked_ms, self._check_after_ms, self._reported_ms
+            ):
                 return None
-            listed = await self._look(report.state.name)
+            listed = await self._check_list(report.state.name)
             if self._is_listed:
                 return listed
         raise StoreUnavailable("other workers keep writing the record with this worker's counts")
@@ -401,26 +382,32 @@ class FleetMember:
         """Write *report* into this life's record; return False if a new life began instead."""
         if not self._life:
             self._begin(None)
-        key = _key(self._life)
-        claim = await self._hold(key)
-        memo = claim.held[0].memo
-        before = _read_record(memo)
-        if before is not None and before.closed:
-            await self._release(key, claim, None)
-            self._begin(before.counts if self._base is None else self._base + before.counts)
-            return False
-        if (memo and before is None) or (not memo and await self._was_forgotten(claim.now_ms)):
-            await self._release(key, claim, None)
+        key, may_be_forgotten = _key(self._life), self._may_be_listed
+
+        def renewed(memo: bytes, now_ms: int) -> bytes | None:
+            before = _read_record(memo)
+            if before.closed if before is not None else memo:
+                return None  # closed, or another version's
+            if not memo and may_be_forgotten and now_ms - self._reported_ms >= GONE_AFTER_MS:
+                return None
+            counts = report.counts if self._base is None else report.counts - self._base
+            return _write(_WorkerRecord(now_ms, report.state, counts, self._base))
+
+        memo = await self._cells.edit_one(key, Edit(renewed, KEPT_MS))
+        if not memo and not await self._is_forgotten():
+            may_be_forgotten = False  # the store has lost the record
+            memo = await self._cells.edit_one(key, Edit(renewed, KEPT_MS))
+        record = _read_record(memo)
+        if record is not None and not record.closed:
+            self._reported, self._reported_ms = report.counts, record.reported_ms
+            return True
+        if record is None:  # removed, or another version's
             if not memo:
                 await self._store.forget([key])
             self._begin(self._reported)
-            return False
-        counts = report.counts if self._base is None else report.counts - self._base
-        record = _WorkerRecord(claim.now_ms, report.state, counts, self._base)
-        if not await self._release(key, claim, _write(record)):
-            return False
-        self._reported, self._reported_ms = report.counts, claim.now_ms
-        return True
+        else:
+            self._begin(record.counts if self._base is None else self._base + record.counts)
+        return False
 
     def _begin(self, base: Counts | None) -> None:
         """Begin a life; *base* are earlier counts, which it does not report."""
@@ -428,24 +415,22 @@ class FleetMember:
         self._base = self._reported = base
         self._is_listed = self._may_be_listed = False
 
-    async def _was_forgotten(self, now_ms: int) -> bool:
-        """Return True if the record is missing because this worker was considered gone long ago."""
-        if not self._may_be_listed or now_ms - self._reported_ms < GONE_AFTER_MS:
-            return False
+    async def _is_forgotten(self) -> bool:
+        """Return True if this worker was considered gone so long ago that its record was removed."""
         listed = await _peek_list(self._store)
         return listed is not None and not listed.has(self._life)
 
     # --- the list -------------------------------------------------------------------------
 
-    async def _look(self, name: str) -> _WorkerList:
+    async def _check_list(self, name: str) -> _WorkerList:
         """Read the list, and add this worker to it."""
         listed = await _peek_list(self._store) if self._is_listed else None
         if listed is None or not listed.has(self._life):
             self._is_listed = False
             listed = await self._enter(name)
         self._is_listed = listed.has(self._life)
-        self._looked_ms = self._reported_ms
-        self._look_ms = int(_LOOK_MS * (0.5 + self._dice.fraction() / 2))
+        self._checked_ms = self._reported_ms
+        self._check_after_ms = int(_CHECK_MS * (0.5 + self._dice.fraction() / 2))
         return listed
 
     async def _enter(self, name: str) -> _WorkerList:
@@ -457,7 +442,7 @@ class FleetMember:
             may_be_over = now_ms - self._reported_ms >= GONE_AFTER_MS or listed.had(life.id)
             if may_be_over or listed.has(life.id):
                 return None
-            return self._take_turn(listed.and_(life), now_ms)
+            return self._take_turn(listed.with_entry(life), now_ms)
 
         self._may_be_listed = True
         return await self._change_list(entered)
@@ -465,34 +450,33 @@ class FleetMember:
     async def _change_list(
         self,
         change: Callable[[_WorkerList, int], _WorkerList | None],
-        patience_s: float = _LIST_PATIENCE_S,
+        patience_s: float = PATIENCE_S,
     ) -> _WorkerList:
         """Replace the list by the result of *change*, if not None, and return the list."""
-        for _ in range(_TRIES):
-            claim = await self._hold(_LIST, _LIST_AGAIN_S, patience_s)
-            memo = claim.held[0].memo
-            listed = _read_list(memo) if memo else _WorkerList()
-            if listed is None:
-                await self._release(_LIST, claim, None)
+        listed = _WorkerList()
+
+        def changed(memo: bytes, now_ms: int) -> bytes | None:
+            nonlocal listed
+            found = _read_list(memo) if memo else _WorkerList()
+            if found is None:
                 raise StoreUnavailable("the list of workers in the store is another version's")
-            after = change(listed, claim.now_ms)
-            if after is None:
-                await self._release(_LIST, claim, None)
-                return listed
-            if await self._release(_LIST, claim, _write(after)):
-                return after
-        raise StoreUnavailable("other workers keep writing the list of workers")
+            after = change(found, now_ms)
+            listed = found if after is None else after
+            return None if after is None else _write(after)
+
+        await self._cells.edit_one(_LIST, Edit(changed, KEPT_MS), patience_s=patience_s)
+        return listed
 
     # --- workers that are gone ------------------------------------------------------------
 
     def _take_turn(self, listed: _WorkerList, now_ms: int) -> _WorkerList:
         """Announce that this worker searches for workers that are gone, unless another did."""
-        self._has_turn = _is_due(listed.folded_ms, _FOLD_MS, now_ms)
-        return replace(listed, folded_ms=now_ms) if self._has_turn else listed
+        self._has_turn = _is_due(listed.searched_ms, _SEARCH_MS, now_ms)
+        return replace(listed, searched_ms=now_ms) if self._has_turn else listed
 
-    async def _fold(self, listed: _WorkerList) -> None:
+    async def _remove_gone(self, listed: _WorkerList) -> None:
         """Find workers that are gone, and add their counts to the past."""
-        now_ms = listed.folded_ms
+        now_ms = listed.searched_ms
         closed = await self._close([each for each in listed.lives if each.id != self._life], now_ms)
         forgotten = {each.id for each in listed.forgettable(now_ms)}
         if forgotten:
@@ -509,82 +493,28 @@ class FleetMember:
     async def _close(self, lives: Sequence[_WorkerEntry], now_ms: int) -> dict[str, _WorkerRecord]:
         """Close the records of workers that are gone, and return them."""
         records = await self._store.peek([life.key for life in lives]) if lives else []
-        closed: dict[str, _WorkerRecord] = {}
-        over: dict[bytes, _WorkerEntry] = {}
-        for life, record in zip(lives, records, strict=True):
-            its = _record_in(record)
-            if its is not None and its.closed:
-                closed[life.id] = its
-            elif record is None or (its is not None and its.is_over(now_ms)):
-                over[life.key] = life
+        found = dict(zip(lives, map(_record_in, records), strict=True))
+        over = [
+            life
+            for life, record in zip(lives, records, strict=True)
+            if record is None
+            or ((its := found[life]) is not None and not its.closed and its.is_over(now_ms))
+        ]
         if over:
-            answers = await self._store.claim(Wants.of([self._want(key) for key in over]))
-            held = {k: a for k, a in zip(over, answers, strict=True) if isinstance(a, Claim)}
-            after = {key: _closed(over[key], claim) for key, claim in held.items()}
-            releases = [
-                _release(key, claim, _write(its) if (its := after[key]) is not None else None)
-                for key, claim in held.items()
-            ]
-            replies = await self._store.release(Releases.of(releases)) if releases else []
-            for release, reply in zip(releases, replies, strict=True):
-                its = after[release.key]
-                if its is not None and reply is Reply.RELEASED:
-                    closed[over[release.key].id] = its
-        return closed
-
-    # --- claiming a record ----------------------------------------------------------------
-
-    async def _hold(
-        self,
-        key: bytes,
-        pauses: Sequence[float] = _LOOK_AGAIN_S,
-        patience_s: float = _PATIENCE_S,
-    ) -> Claim:
-        """Claim a record, and wait while another worker holds it."""
-        now_s = asyncio.get_running_loop().time
-        ends, tries = now_s() + patience_s, 0
-        while True:
-            (answer,) = await self._store.claim(Wants.of([self._want(key)]))
-            if isinstance(answer, Claim):
-                return answer
-            if not isinstance(answer, Busy):
-                raise StoreUnavailable(_why(answer))
-            if now_s() >= ends:
-                raise _Taken(_why(answer))
-            pause_s = pauses[min(tries, len(pauses) - 1)] * self._dice.fraction()
-            tries += 1
-            await asyncio.sleep(pause_s)
-
-    def _want(self, key: bytes) -> Want:
-        # New for each try: a delayed release must not affect a later claim.
-        token, generation = self._dice.tokens(2)
-        return Want((Part(key),), token, generation, _LEASE_MS, KEPT_MS)
-
-    async def _release(self, key: bytes, claim: Claim, memo: bytes | None) -> bool:
-        """Release a record with *memo*; return False if another worker had claimed it."""
-        (reply,) = await self._store.release(Releases.of([_release(key, claim, memo)]))
-        if isinstance(reply, NoAnswer):
-            raise StoreUnavailable(reply.reason)
-        return reply is Reply.RELEASED
+            edits = {life.key: Edit(partial(_closed, life), KEPT_MS) for life in over}
+            answers = await self._cells.edit(edits, patience_s=0)
+            for life in over:
+                answer = answers[life.key]
+                found[life] = _read_record(answer) if isinstance(answer, bytes) else None
+        return {life.id: its for life, its in found.items() if its is not None and its.closed}
 
 
-def _closed(life: _WorkerEntry, claim: Claim) -> _WorkerRecord | None:
+def _closed(life: _WorkerEntry, memo: bytes, now_ms: int) -> bytes | None:
     """Return the closed record; None if the worker is not gone, or it cannot be decoded."""
-    memo = claim.held[0].memo
     if not memo:  # the store has lost it
-        unknown = State(life.name, "", 0, "", claim.now_ms, claim.now_ms)
-        return _WorkerRecord(claim.now_ms, unknown, Counts(), closed=True)
+        unknown = State(life.name, "", 0, "", now_ms, now_ms)
+        return _write(_WorkerRecord(now_ms, unknown, Counts(), closed=True))
     record = _read_record(memo)
-    if record is None or not record.is_over(claim.now_ms):
+    if record is None or not record.is_over(now_ms):
         return None
-    return replace(record, closed=True)
-
-
-def _release(key: bytes, claim: Claim, memo: bytes | None) -> Release:
-    return Release(key, claim.token, 0, KEPT_MS, memo, unsent=True)
-
-
-def _why(answer: ClaimAnswer) -> str:
-    if isinstance(answer, NoAnswer):
-        return answer.reason
-    return "other workers keep writing the records with the counts"
+    return _write(replace(record, closed=True))

@@ -96,7 +96,7 @@ class HistoryPage(Struct, frozen=True, array_like=True, gc=False):
         if not memo.startswith(_MARK):
             return None
         try:
-            return _read_sheet(memoryview(memo)[len(_MARK) :])
+            return _read_page(memoryview(memo)[len(_MARK) :])
         except _UNREADABLE:
             return None
 
@@ -125,7 +125,7 @@ def joined(rows: Sequence[bytes]) -> bytes:
     return b"\xdd" + len(rows).to_bytes(4) + b"".join(rows)
 
 
-_read_sheet = msgspec.msgpack.Decoder(HistoryPage).decode
+_read_page = msgspec.msgpack.Decoder(HistoryPage).decode
 _read_rows = msgspec.msgpack.Decoder(list[HistoryRow]).decode
 _write = msgspec.msgpack.Encoder().encode
 

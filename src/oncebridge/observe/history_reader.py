@@ -147,7 +147,7 @@ class HistoryReader:
         own = self._own
         if own is None:
             return []
-        pages = [_PageRef.of_sheet(own.worker, sheet) for sheet in own.sheets()]
+        pages = [_PageRef.of_sheet(own.worker, sheet) for sheet in own.full_pages()]
         rows = own.latest()
         latest = _PageRef.of_rows(own.worker, rows, own.keep_ms, own.left_out, own.lost)
         return [*pages, latest]

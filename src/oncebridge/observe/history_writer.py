@@ -14,6 +14,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -22,8 +23,8 @@ from msgspec.structs import replace
 from oncebridge.base.clock import Clock, Dice, ms
 from oncebridge.engine.causes import Cause
 from oncebridge.engine.hooks import Decision
+from oncebridge.errors import StoreUnavailable
 from oncebridge.events.event import Event
-from oncebridge.events.key import Part
 from oncebridge.observe.history import (
     SLOTS,
     HistoryPage,
@@ -37,7 +38,8 @@ from oncebridge.observe.history import (
 from oncebridge.observe.history_rows import RowMask, row_of, row_of_refused
 from oncebridge.observe.masking import Mask
 from oncebridge.observe.sampling import Sampler
-from oncebridge.stores.api import Claim, Release, Releases, Reply, Store, Want, Wants
+from oncebridge.stores.api import NoAnswer, Store
+from oncebridge.stores.cell import Cells, Edit
 
 MOST_ROWS: Final = 512
 MOST_BYTES: Final = 160 << 10
@@ -51,14 +53,12 @@ _TAIL_ROWS: Final = 64
 """The page itself is written after this many new rows; fewer are written to the tail."""
 _PARTS: Final = 8
 """A page spans at most this part of the retention time."""
-_TOGETHER: Final = 4
+_MOST_PAGES: Final = 4
 """The most pages in one store call."""
-_LEASE_MS: Final = 5000
-_TRIES: Final = 3
-_MANY, _MUCH = 500, 32 << 10
+_THREAD_ROWS, _THREAD_BYTES = 500, 32 << 10
 """From this many rows or bytes on, a thread is used: about half a millisecond of work."""
-_SPELL: Final = 16 << 10
-_SPELL_ROWS: Final = 200
+_CHUNK_BYTES: Final = 16 << 10
+_CHUNK_ROWS: Final = 200
 """Bytes or rows that are encoded at once: about a millisecond of work."""
 
 
@@ -84,7 +84,8 @@ class HistoryWriter:
         mask: Mask | None = None,
         lag: timedelta = timedelta(0),
     ) -> None:
-        self._store = store
+        # It writes periodically, and only this worker writes its pages.
+        self._cells = Cells(store, dice, waits_for_store=False, idempotent=True)
         self.worker = worker
         self.keep_ms = max(ms(keep), 1000)
         self.left_out = 0
@@ -93,7 +94,6 @@ class HistoryWriter:
         self._payloads = payloads
         self._secrets = RowMask(mask or payloads)
         self._clock = clock
-        self._dice = dice
         self._lag_ms = ms(lag)
         self._number = 0
         self._waiting: deque[HistoryRow] = deque(maxlen=MOST_WAITING)
@@ -108,8 +108,6 @@ class HistoryWriter:
         """The last write of the tail: the latest page, and its number of rows."""
         self._unsaved: set[int] = set()
         """Full pages that are not in the store yet."""
-        self._holds: dict[bytes, tuple[bytes, bytes]] = {}
-        """Token and generation of claims that may exist in the store."""
         self._lock = asyncio.Lock()
 
     @property
@@ -147,10 +145,10 @@ class HistoryWriter:
 
     def rows(self) -> Sequence[RecordedArrival]:
         """Return all rows that this process has in memory, oldest first."""
-        kept = [row for sheet in self._full.values() for row in sheet.rows()]
+        kept = [row for page in self._full.values() for row in page.rows()]
         return [RecordedArrival(self.worker, row) for row in (*kept, *self.latest())]
 
-    def sheets(self) -> Sequence[HistoryPage]:
+    def full_pages(self) -> Sequence[HistoryPage]:
         """Return the full pages in memory."""
         return list(self._full.values())
 
@@ -168,27 +166,27 @@ class HistoryWriter:
         """
         async with self._lock:
             await self._gather()
-            self._let_go()
+            self._drop_expired()
             if last or self._is_due():
                 await self._save()
 
     async def _gather(self) -> None:
         """Move waiting rows into pages."""
         rows, raws = list(self._waiting), self._raws.waiting()
-        if raws or len(rows) > _MANY:
+        if raws or len(rows) > _THREAD_ROWS:
             # A thread that runs without pause delays the event loop by five milliseconds each time.
-            for spell in _spells(rows, raws):
-                await self._add(await asyncio.to_thread(self._encoded, spell, raws))
+            for chunk in _chunks(rows, raws):
+                await self._add(await asyncio.to_thread(self._encoded, chunk, raws))
         else:
             await self._add(self._encoded(rows, raws))
         if self._page.rows and self._clock() - self._page.first_ms > self.keep_ms // _PARTS:
-            await self._turn()
+            await self._begin_page()
 
     async def _add(self, texts: Sequence[tuple[HistoryRow, bytes]]) -> None:
         """Add rows to the current page and the next ones."""
         for row, text in texts:
             if self._page.is_full_with(text):
-                await self._turn()
+                await self._begin_page()
             self._page.add(row, text)
             self._lost += row.number - self._paged - 1
             self._paged = row.number
@@ -214,27 +212,26 @@ class HistoryWriter:
                 encoded.append((kept, _encode(kept)))
         return encoded
 
-    async def _turn(self) -> None:
+    async def _begin_page(self) -> None:
         """Begin the next page, which replaces the oldest."""
-        page = self._page
-        sheet = await self._sheet(page, is_full=True)
-        self._full[page.number] = sheet
-        self._unsaved.add(page.number)
-        self._page = _Page(page.number + 1)
-        self._drop(page.number + 1 - SLOTS)
+        full = await self._encode_page(self._page, is_full=True)
+        self._full[full.number] = full
+        self._unsaved.add(full.number)
+        self._page = _Page(full.number + 1)
+        self._drop(full.number + 1 - SLOTS)
 
-    def _let_go(self) -> None:
+    def _drop_expired(self) -> None:
         """Drop expired rows."""
         ended_ms = self._clock() - self.keep_ms
-        for number, sheet in list(self._full.items()):
-            if sheet.first_ms < ended_ms:
+        for number, page in list(self._full.items()):
+            if page.first_ms < ended_ms:
                 self._drop(number)
 
     def _drop(self, number: int) -> None:
-        sheet = self._full.pop(number, None)
-        if sheet is not None and number in self._unsaved:
+        page = self._full.pop(number, None)
+        if page is not None and number in self._unsaved:
             self._unsaved.discard(number)
-            self._lost += sheet.count
+            self._lost += page.count
 
     def _is_due(self) -> bool:
         new = self._page.rows[self._rows_in_store() :]
@@ -250,7 +247,7 @@ class HistoryWriter:
     async def _save(self) -> None:
         """Write full pages, oldest first; then the current page, or its latest rows as the tail."""
         while self._unsaved:
-            numbers = sorted(self._unsaved)[:_TOGETHER]
+            numbers = sorted(self._unsaved)[:_MOST_PAGES]
             keys = {page_key(self.worker, number): number for number in numbers}
             written = await self._put({key: self._full[number] for key, number in keys.items()})
             self._unsaved.difference_update(keys[key] for key in written)
@@ -260,18 +257,20 @@ class HistoryWriter:
         count = len(page.rows)
         if count - page.saved >= _TAIL_ROWS:
             key = page_key(self.worker, page.number)
-            if not await self._put({key: await self._sheet(page)}):
+            if not await self._put({key: await self._encode_page(page)}):
                 return
             page.saved = count
         if self._tail != (page.number, count):
-            tail = await self._sheet(page, since=page.saved)
+            tail = await self._encode_page(page, since=page.saved)
             if await self._put({tail_key(self.worker): tail}):
                 self._tail = page.number, count
 
-    async def _sheet(self, page: "_Page", *, since: int = 0, is_full: bool = False) -> HistoryPage:
+    async def _encode_page(
+        self, page: "_Page", *, since: int = 0, is_full: bool = False
+    ) -> HistoryPage:
         """Encode a page, or its rows after *since*."""
         texts, rows = page.texts[since:], page.rows[since:]
-        if page.size > _MUCH:
+        if page.size > _THREAD_BYTES:
             zipped, body = await asyncio.to_thread(_zipped, texts)
         else:
             zipped, body = _zipped(texts)
@@ -290,44 +289,25 @@ class HistoryWriter:
             self._lost,
         )
 
-    async def _put(self, sheets: Mapping[bytes, HistoryPage]) -> set[bytes]:
+    async def _put(self, pages: Mapping[bytes, HistoryPage]) -> set[bytes]:
         """Write records, and return which were written."""
-        left, written = dict(sheets), set[bytes]()
-        for _ in range(_TRIES):
-            fenced = await self._try(left, written)
-            left = {key: sheet for key, sheet in left.items() if key in fenced}
-            if not left:
-                break
+        now_ms = self._clock()
+        answers = await self._cells.edit(
+            {
+                key: Edit(partial(_replaced, page), max(page.first_ms + page.keep_ms - now_ms, 1))
+                for key, page in pages.items()
+            },
+            patience_s=0,
+        )
+        written = {key for key, answer in answers.items() if isinstance(answer, bytes)}
+        for answer in answers.values():
+            if isinstance(answer, NoAnswer) and not written:
+                raise StoreUnavailable(answer.reason)
         return written
 
-    async def _try(self, sheets: Mapping[bytes, HistoryPage], written: set[bytes]) -> set[bytes]:
-        """Claim and release; return the keys for which an earlier release arrived late."""
-        now_ms = self._clock()
-        keeps = {
-            key: max(sheet.first_ms + sheet.keep_ms - now_ms, 1) for key, sheet in sheets.items()
-        }
-        wants = [Want((Part(key),), *self._hold(key), _LEASE_MS, keeps[key]) for key in sheets]
-        answers = await self._store.claim(Wants.of(wants))
-        releases = [
-            Release(key, answer.token, 0, keeps[key], sheets[key].write(), unsent=True)
-            for key, answer in zip(sheets, answers, strict=True)
-            if isinstance(answer, Claim)
-        ]
-        fenced: set[bytes] = set()
-        replies = await self._store.release(Releases.of(releases)) if releases else []
-        for release, reply in zip(releases, replies, strict=True):
-            if reply is Reply.RELEASED or reply is Reply.FENCED:
-                # A token is reused until it is known to be invalid, so that a claim that was
-                # cancelled does not block the next one.
-                self._holds.pop(release.key, None)
-                (written if reply is Reply.RELEASED else fenced).add(release.key)
-        return fenced
 
-    def _hold(self, key: bytes) -> tuple[bytes, bytes]:
-        if key not in self._holds:
-            token, generation = self._dice.tokens(2)
-            self._holds[key] = token, generation
-        return self._holds[key]
+def _replaced(page: HistoryPage, _memo: bytes, _now_ms: int) -> bytes:
+    return page.write()
 
 
 class _Raws:
@@ -357,20 +337,20 @@ class _Raws:
         return self._raws.copy()
 
 
-def _spells(
+def _chunks(
     rows: Sequence[HistoryRow], raws: Mapping[int, bytes]
 ) -> Iterator[Sequence[HistoryRow]]:
     """Split *rows* into small units of work."""
-    spell: list[HistoryRow] = []
+    chunk: list[HistoryRow] = []
     size = 0
     for row in rows:
-        spell.append(row)
+        chunk.append(row)
         size += len(raws.get(row.number, b""))
-        if size > _SPELL or len(spell) == _SPELL_ROWS:
-            yield spell
-            spell, size = [], 0
-    if spell:
-        yield spell
+        if size > _CHUNK_BYTES or len(chunk) == _CHUNK_ROWS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 class _Page:

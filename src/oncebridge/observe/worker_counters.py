@@ -243,10 +243,10 @@ class WorkerCounters:
                 verdicts[name] = verdicts.get(name, 0) + tally.count - tally.before
                 tally.before = tally.count
         if verdicts:
-            passed_on = verdicts.get(Verdict.DELIVERED, 0) + self._forwarded
+            forwarded = verdicts.get(Verdict.DELIVERED, 0) + self._forwarded
             self._forwarded = 0
-            if passed_on:
-                verdicts["forwarded"] = passed_on
+            if forwarded:
+                verdicts["forwarded"] = forwarded
             counted = added(self._minutes.get(self._minute, {}), verdicts)
             self._minutes[self._minute] = counted
         self._minute = minute

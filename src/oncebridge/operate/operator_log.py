@@ -11,7 +11,6 @@ An action is logged before it begins. If it cannot be logged, it is not done.
 A record has the last 20 actions, about 2 KB, and is kept for 90 days after the last one.
 """
 
-import asyncio
 import fcntl
 import json
 import logging
@@ -19,7 +18,7 @@ import os
 import platform
 import pwd
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, repeat
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -31,30 +30,18 @@ from oncebridge.base.clock import Clock, Dice, SystemDice, system_clock
 from oncebridge.base.formatting import iso_time
 from oncebridge.base.private_files import open_private, sync_directory
 from oncebridge.errors import ConfigError, StoreUnavailable
-from oncebridge.events.key import Part, make_key
-from oncebridge.stores.api import (
-    Claim,
-    NoAnswer,
-    Record,
-    Release,
-    Releases,
-    Reply,
-    Store,
-    Want,
-    Wants,
-)
+from oncebridge.events.key import make_key
+from oncebridge.stores.api import NoAnswer, Record, Store
+from oncebridge.stores.cell import Cells, Edit
 
 _log = logging.getLogger("oncebridge")
 MOST_ACTS: Final = 20
 MOST_BYTES: Final = 2048
 KEPT_MS: Final = 90 * 24 * 3600 * 1000
 
-_KIND: Final = b"trail"
-_LEASE_MS: Final = 5000
+_KIND: Final = b"operator log"
 _PATIENCE_S: Final = 30.0
-"""Longer than a lease, as a worker may have died while writing."""
-_LOOK_AGAIN_S: Final = (0.02, 0.04, 0.08, 0.16, 0.3)
-"""Other writers are quick, unless they died."""
+"""Longer than usual: an action that cannot be logged is not done."""
 _LONGEST_REASON: Final = 200
 _LONGEST_NAME: Final = 100
 _LONGEST_USER: Final = 60
@@ -160,8 +147,8 @@ class StoreOperatorLog:
     """Writes actions to *store*, which is open."""
 
     def __init__(self, store: Store, *, dice: Dice | None = None, by: str | None = None) -> None:
-        self._store = store
         self._dice = dice or SystemDice()
+        self._cells = Cells(store, self._dice, idempotent=True)
         self._by = by
 
     async def write(
@@ -187,54 +174,26 @@ class StoreOperatorLog:
             _short(route, _LONGEST_NAME),
             _short(reason, _LONGEST_REASON),
         )
-        found = {name: contents.get(name, b"") for name in names}
-        await self._write(
-            {name: replace(act, of=_content_prefix(one)) for name, one in found.items()}
+        own = {name: _content_prefix(contents.get(name, b"")) for name in names}
+        answers = await self._cells.edit(
+            {name: Edit(partial(_added, replace(act, of=of)), KEPT_MS) for name, of in own.items()},
+            patience_s=_PATIENCE_S,
         )
-
-    async def _write(self, left: dict[bytes, OperatorAction]) -> None:
-        now_s = asyncio.get_running_loop().time
-        ends = now_s() + _PATIENCE_S
-        for pause_s in chain(_LOOK_AGAIN_S, repeat(_LOOK_AGAIN_S[-1])):
-            try:
-                why = await self._round(left)
-            except StoreUnavailable as error:
-                why = str(error)
-            if not left:
-                return
-            if now_s() >= ends:
-                raise StoreUnavailable(
-                    f"the operator log in the store cannot be written, so nothing was done ({why})"
-                )
-            await asyncio.sleep(pause_s * (0.5 + self._dice.fraction()))
-
-    async def _round(self, left: dict[bytes, OperatorAction]) -> str:
-        """Write what can be written now, and return why the rest cannot."""
-        answers = dict(zip(left, await self._store.claim(Wants.of(self._wants(left))), strict=True))
-        releases = [
-            _release(name, answer, left[name])
-            for name, answer in answers.items()
-            if isinstance(answer, Claim)
-        ]
-        replies = await self._store.release(Releases.of(releases)) if releases else []
-        for release, reply in zip(releases, replies, strict=True):
-            if reply is Reply.RELEASED:
-                del left[release.key]
-        reasons = [answer.reason for answer in answers.values() if isinstance(answer, NoAnswer)]
-        return reasons[0] if reasons else "other processes keep writing to it"
-
-    def _wants(self, left: Mapping[bytes, OperatorAction]) -> list[Want]:
-        # New tokens for each try: a late release must not end a later claim.
-        drawn = iter(self._dice.tokens(2 * len(left)))
-        return [Want((Part(name),), next(drawn), next(drawn), _LEASE_MS, KEPT_MS) for name in left]
+        missed = [answer for answer in answers.values() if not isinstance(answer, bytes)]
+        if missed:
+            reasons = [answer.reason for answer in missed if isinstance(answer, NoAnswer)]
+            why = reasons[0] if reasons else "other processes keep writing to it"
+            raise StoreUnavailable(
+                f"the operator log in the store cannot be written, so nothing was done ({why})"
+            )
 
 
-def _release(name: bytes, claim: Claim, act: OperatorAction) -> Release:
-    """Return the release that adds *act*, unless a lost answer means that it is there already."""
-    acts = OperatorActions.read(claim.held[0].memo)
-    is_there = any(other.name == act.name for other in acts.acts)
-    memo = None if is_there else acts.with_action(replace(act, at_ms=claim.now_ms)).write()
-    return Release(name, claim.token, 0, KEPT_MS, memo, unsent=True)
+def _added(act: OperatorAction, memo: bytes, now_ms: int) -> bytes | None:
+    """Add *act*, unless a lost answer means that it is there already."""
+    acts = OperatorActions.read(memo)
+    if any(other.name == act.name for other in acts.acts):
+        return None
+    return acts.with_action(replace(act, at_ms=now_ms)).write()
 
 
 def _content_prefix(content: bytes) -> str:

@@ -18,7 +18,7 @@ from msgspec import Struct
 from oncebridge.base.clock import Clock, Dice
 from oncebridge.events.key import make_key
 from oncebridge.stores.api import Record, Store
-from oncebridge.stores.cell import Cell
+from oncebridge.stores.cell import Cells, Edit
 
 KEY: Final = make_key("", b"epoch", "", "", ())
 """Of the record."""
@@ -55,7 +55,7 @@ class Epoch:
         self._store = store
         self._clock = clock
         self._dice = dice
-        self._cell = Cell(store, KEY, dice, keep_ms=_KEEP_MS)
+        self._cells = Cells(store, dice)
         self._known = ""
         self._seen_ms = 0
         """When the known epoch was last seen, by this host's clock."""
@@ -70,7 +70,7 @@ class Epoch:
             return  # another version's
         is_known = found is not None and found.name == (self._known or found.name)
         if record is None or not is_known or await self._is_old(record):
-            found = _read(await self._cell.edit(self._renewed))
+            found = _read(await self._cells.edit_one(KEY, Edit(self._renewed, _KEEP_MS)))
         if found is not None:
             self._known, self._seen_ms = found.name, self._clock()
             self.lost_ms = found.lost_ms

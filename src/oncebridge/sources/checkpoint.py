@@ -1,9 +1,9 @@
 """
 Checkpoints: the position of a source, recorded in the store.
 
-A checkpoint is a record like that of an entity: it is claimed, so that one worker at a time
-continues from it, and its memo is the position. It is in the same store as the keys: if that is
-lost, the source starts again, which is what the lost keys need, too.
+A checkpoint is a cell that is held for as long as its source is read, so that one worker at a time
+continues from it; its value is the position. It is in the same store as the keys: if that is lost,
+the source starts again, which is what the lost keys need, too.
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,9 @@ from msgspec import Struct
 
 from oncebridge.base.clock import Dice
 from oncebridge.errors import OncebridgeError, StoreUnavailable
-from oncebridge.events.key import Part, make_key
-from oncebridge.stores.api import (
-    Claim,
-    Extension,
-    Extensions,
-    NoAnswer,
-    Release,
-    Releases,
-    Reply,
-    Store,
-    Want,
-    Wants,
-)
+from oncebridge.events.key import make_key
+from oncebridge.stores.api import Extensions, NoAnswer, Reply, Store
+from oncebridge.stores.cell import CellBusy, Cells, Hold, value_or_raise
 
 _NAMESPACE = "checkpoint"
 
@@ -70,36 +60,25 @@ class Checkpoint:
         self._store = store
         self._name = name
         self.key = make_key(_NAMESPACE, b"source", kind, f"{name}\0{mark}", ())
-        self._dice = dice
+        self._cells = Cells(store, dice, lease_ms=lease_ms, waits_for_store=False)
         self._lease_ms = lease_ms
-        self._keep_ms = keep_ms
-        self._token = b""
-        self._asked: list[bytes] = []
-        """Token and generation of a claim that got no answer: it may have been granted."""
-        self.taken_ms = 0
-        """When it was last claimed, by the store's clock."""
+        self._keeps = {self.key: keep_ms}
+        self._hold: Hold
 
     async def take(self) -> bytes:
         """Claim it and return the position; empty if there is none yet. Raise `CheckpointTaken`."""
-        self._asked = self._asked or self._dice.tokens(2)
-        token, generation = self._asked
-        want = Want((Part(self.key),), token, generation, self._lease_ms, self._keep_ms, b"")
-        (answer,) = await self._store.claim(Wants.of([want]))
-        match answer:
-            case Claim():
-                self._token, self._asked = token, []
-                self.taken_ms = answer.now_ms
-                return answer.held[0].memo
-            case NoAnswer():
-                raise StoreUnavailable(answer.reason)
-            case _:
-                self._asked = []
-                raise CheckpointTaken(self._name, getattr(answer, "left_ms", self._lease_ms) / 1000)
+        hold = await self._cells.claim(self._keeps)
+        try:
+            place = value_or_raise(hold.answers[self.key])
+        except CellBusy as busy:
+            raise CheckpointTaken(self._name, busy.left_ms / 1000) from None
+        self._hold = hold
+        return place
 
     async def extend(self) -> None:
         """Extend the claim; raise `CheckpointTaken` if another worker has taken over."""
-        extension = Extension(self.key, self._token, self._lease_ms)
-        (answer,) = await self._store.extend(Extensions.of([extension]))
+        request = Extensions([self.key], self._hold.tokens[self.key], self._lease_ms)
+        (answer,) = await self._store.extend(request)
         if isinstance(answer, NoAnswer):
             raise StoreUnavailable(answer.reason)
         if answer is not Reply.EXTENDED:
@@ -126,8 +105,7 @@ class Checkpoint:
 
     async def _release(self, place: bytes) -> bool:
         """Return True if the claim was still ours."""
-        release = Release(self.key, self._token, 0, self._keep_ms, place, unsent=True)
-        (answer,) = await self._store.release(Releases.of([release]))
+        answer = (await self._cells.release(self._hold, {self.key: place}))[self.key]
         if isinstance(answer, NoAnswer):
             raise StoreUnavailable(answer.reason)
         return answer is Reply.RELEASED

@@ -1,147 +1,275 @@
 """
-Compare-and-set on a small record that several workers share.
+Compare-and-set on small records that several workers share.
 
-A cell is a record in the store that is never done: its memo is the value. To edit it, a
-worker claims the record, which excludes other workers, computes the new value and releases
-the record with it. Every store can do this, and the claim returns the store's time, so
-that all workers compare times of one clock.
+A cell is a record in the store that is never done: its memo is the value. To edit cells, a
+worker claims their records, which excludes other workers, computes the new values and releases
+the records with them: two round trips for any number of cells. Every store can do this, and the
+claim returns the store's time, so that all workers compare times of one clock.
 
-An edit is applied exactly once, with one exception: if the store does not answer for a
-whole lease after the new value was sent, the edit may be applied twice. Where that matters,
-make the change idempotent.
+An edit is applied exactly once, with two exceptions. If the store does not answer for a whole
+lease after the new value was sent, the edit may be applied twice. If this host was suspended
+during the edit for longer than the lease, the edit may be lost. Where that matters, make the
+change idempotent: then an edit with an unknown result is repeated, and is never lost.
+
+`Cells` claims, edits and retries. A caller that has its own way to call the store uses
+`claimed_values` and `was_written`; it releases cells as *unsent*, as an edit is not an attempt.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, repeat
 from typing import Final
 
+from msgspec import Struct
+
 from oncebridge.base.clock import Dice
 from oncebridge.errors import StoreError, StoreUnavailable
-from oncebridge.events.key import Part
 from oncebridge.stores.api import (
     Busy,
     Claim,
+    ClaimAnswer,
+    ClaimAnswers,
     Claims,
     NoAnswer,
-    Release,
+    ReleaseAnswer,
     Releases,
     Reply,
-    Want,
     Wants,
+    folded,
 )
 
-Change = Callable[[bytes, int], bytes]
-"""Return the new value for the present one (empty: none yet) and the store's time in ms."""
+LEASE_MS: Final = 5000
+"""A worker that dies during an edit blocks its cells for so long."""
+PATIENCE_S: Final = 10.0
+"""Longer than a lease: a worker may have died during an edit."""
+_PAUSES_S: Final = (0.02, 0.08, 0.3, 1.0, 2.0)
+"""Another worker is done after two round trips, unless it died or many want the same cell."""
 
-_PAUSES_S: Final = (0.02, 0.04, 0.08, 0.16, 0.3)
-"""An edit takes two round trips, so another worker is done soon, unless it died."""
+Change = Callable[[bytes, int], bytes | None]
+"""
+Return the new value for the present one (empty: none yet) and the store's time in ms; None to
+leave the value as it is. May be called more than once.
+"""
+
+CellAnswer = bytes | Busy | NoAnswer
+"""The value of a cell, or why it cannot be claimed or written now."""
 
 
 class CellBusy(StoreUnavailable):
     """Other workers kept editing the cell; the store itself answers."""
 
+    def __init__(self, left_ms: int) -> None:
+        super().__init__("another worker is editing the cell")
+        self.left_ms = left_ms
+        """When the other worker's lease ends, unless it extends it."""
 
-class Cell:
+
+# --- requests and answers -------------------------------------------------------------
+
+
+def claimed_values(answers: ClaimAnswers) -> list[CellAnswer]:
+    """Return the value of each cell that was claimed; raise `StoreError` if one is not a cell."""
+    return [_value(answer) for answer in answers.each]
+
+
+def was_written(reply: ReleaseAnswer, *, lease_runs: bool) -> bool:
     """
-    The value under *key* in *store*.
+    Return True if a release has written its value.
 
-    The value is kept for *keep_ms* after the last edit. A worker that dies during an edit
-    blocks the cell for *lease_ms*. `edit` waits *patience_s* for other workers and for a
-    store that does not answer.
+    No other worker can have ended a hold whose lease still runs: a release that is fenced then
+    was applied before, and its answer was lost.
+    """
+    return reply is Reply.RELEASED or (reply is Reply.FENCED and lease_runs)
+
+
+def value_or_raise(answer: CellAnswer) -> bytes:
+    """Return the value, or raise `CellBusy` or `StoreUnavailable`."""
+    match answer:
+        case Busy():
+            raise CellBusy(answer.left_ms)
+        case NoAnswer():
+            raise StoreUnavailable(answer.reason)
+        case _:
+            return answer
+
+
+def _value(answer: ClaimAnswer | int) -> CellAnswer:
+    match answer:
+        case int():  # HELD: as it was asked for, and so without a value
+            return b""
+        case Claim():
+            return answer.held[0].memo
+        case Busy() | NoAnswer():
+            return answer
+        case _:
+            raise StoreError(
+                f"the record {answer.key.hex()} is an event's and not a cell; it cannot be edited"
+            )
+
+
+# --- claiming and editing --------------------------------------------------------------
+
+
+class Edit(Struct, frozen=True):
+    """A change of one cell, and how long its value is kept afterwards."""
+
+    change: Change
+    keep_ms: int
+
+
+class Hold(Struct, frozen=True):
+    """The result of claiming several cells in one call."""
+
+    tokens: Mapping[bytes, bytes]
+    keeps: Mapping[bytes, int]
+    answers: dict[bytes, CellAnswer] = {}
+    now_ms: int = 0
+    """The store's time."""
+    ends_s: float = 0.0
+    """When the lease ends, by the running loop's clock."""
+
+
+class Cells:
+    """
+    The cells in *store*.
+
+    A worker that dies during an edit blocks its cells for *lease_ms*. Edits wait for other workers
+    and, with *waits_for_store*, for a store that does not answer; callers that edit periodically
+    do not need that. *idempotent* applies to all changes.
     """
 
     def __init__(
         self,
         store: Claims,
-        key: bytes,
         dice: Dice,
         *,
-        keep_ms: int,
-        lease_ms: int = 5000,
-        patience_s: float = 10.0,
+        lease_ms: int = LEASE_MS,
+        waits_for_store: bool = True,
+        idempotent: bool = False,
     ) -> None:
         self._store = store
-        self._key = key
         self._dice = dice
-        self._keep_ms = keep_ms
         self._lease_ms = lease_ms
-        self._patience_s = patience_s
+        self._waits_for_store = waits_for_store
+        self._idempotent = idempotent
+        self._retried = (Busy, NoAnswer) if waits_for_store else (Busy,)
+        self._unknown: dict[bytes, bytes] = {}
+        """Tokens of claims that may still exist: unanswered, or cancelled before the answer."""
 
-    async def edit(self, change: Change) -> bytes:
+    async def edit_one(self, key: bytes, edit: Edit, *, patience_s: float = PATIENCE_S) -> bytes:
         """
-        Apply *change* and return the new value.
+        Edit a cell and return its value.
 
-        *change* may be called more than once. Raise `StoreUnavailable` if the value could not
-        be written in time (`CellBusy` if other workers were the reason); `StoreError` if the
-        record under the key is not a cell.
+        Raise `StoreUnavailable` if the value could not be written within *patience_s*
+        (`CellBusy` if other workers were the reason); `StoreError` if the record under the key
+        is not a cell.
+        """
+        return value_or_raise((await self.edit({key: edit}, patience_s=patience_s))[key])
+
+    async def edit(
+        self, edits: Mapping[bytes, Edit], *, patience_s: float = PATIENCE_S
+    ) -> dict[bytes, CellAnswer]:
+        """
+        Edit several cells, in two round trips; return their values.
+
+        For a cell that could not be written within *patience_s*, return the reason.
         """
         now_s = asyncio.get_running_loop().time
-        ends = now_s() + self._patience_s
-        for pause_s in chain(_PAUSES_S, repeat(_PAUSES_S[-1])):
-            try:
-                return await self._edit_once(change)
-            except StoreUnavailable:
-                if now_s() + pause_s >= ends:
-                    raise
+        ends_s = now_s() + patience_s
+        answers: dict[bytes, CellAnswer] = {}
+        left = edits
+        for pause_s in _pauses():
+            answers |= await self._edit_once(left) if left else {}
+            left = {k: edit for k, edit in left.items() if isinstance(answers[k], self._retried)}
+            if not left or now_s() + pause_s >= ends_s:
+                break
             await self._pause(pause_s)
-        raise AssertionError  # pragma: no cover - the pauses never end
+        return answers
 
-    async def _edit_once(self, change: Change) -> bytes:
-        now_s = asyncio.get_running_loop().time
-        ends = now_s() + self._lease_ms / 1000
+    async def claim(self, keeps: Mapping[bytes, int]) -> Hold:
+        """
+        Claim cells once, without waiting; *keeps* says how long the value of each is kept.
+
+        An earlier claim or release of a cell that got no answer is ended first.
+        """
+        ends_s = asyncio.get_running_loop().time() + self._lease_ms / 1000
+        unknown = {key: self._unknown.pop(key) for key in keeps if key in self._unknown}
+        if unknown:
+            replies = await self.release(Hold(unknown, keeps), dict.fromkeys(unknown))
+            for reply in replies.values():
+                if isinstance(reply, NoAnswer):
+                    return Hold({}, keeps, dict.fromkeys(keeps, reply))
         # Fresh for each claim: a release that is still on its way must not end a later hold.
         token, generation = self._dice.tokens(2)
-        claim = await self._claim(token, generation)
-        before = claim.held[0].memo
+        tokens, keep_ms = dict.fromkeys(keeps, token), folded([*keeps.values()])
+        wants = Wants([*keeps], token, generation, self._lease_ms, keep_ms)
         try:
-            after = change(before, claim.now_ms)
+            claimed = await self._store.claim(wants)
+            answers = dict(zip(keeps, claimed_values(claimed), strict=True))
+        except BaseException as error:
+            self._unknown |= tokens
+            if not isinstance(error, StoreUnavailable):
+                raise
+            return Hold(tokens, keeps, dict.fromkeys(keeps, NoAnswer(str(error))))
+        self._unknown |= {key: token for key, one in answers.items() if isinstance(one, NoAnswer)}
+        return Hold(tokens, keeps, answers, claimed.now_ms, ends_s)
+
+    async def release(
+        self, hold: Hold, values: Mapping[bytes, bytes | None]
+    ) -> dict[bytes, ReleaseAnswer]:
+        """
+        Release cells with their new *values*; None leaves a value as it is.
+
+        With *waits_for_store*, the request is repeated until the lease has ended.
+        """
+        now_s = asyncio.get_running_loop().time
+        replies: dict[bytes, ReleaseAnswer] = {}
+        left = [*values]
+        try:
+            for pause_s in _pauses():
+                token = folded([hold.tokens[key] for key in left])
+                keep_ms = folded([hold.keeps[key] for key in left])
+                memo = folded([values[key] for key in left])
+                try:
+                    answers = await self._store.release(
+                        Releases(left, token, 0, keep_ms, memo, unsent=True)
+                    )
+                    replies |= zip(left, answers, strict=True)
+                except StoreUnavailable as error:
+                    replies |= dict.fromkeys(left, NoAnswer(str(error)))
+                left = [key for key in left if isinstance(replies[key], NoAnswer)]
+                if not left or not self._waits_for_store or now_s() >= hold.ends_s:
+                    break
+                await self._pause(pause_s)
+        finally:
+            self._unknown |= {key: hold.tokens[key] for key in left}
+        return replies
+
+    async def _edit_once(self, edits: Mapping[bytes, Edit]) -> dict[bytes, CellAnswer]:
+        hold = await self.claim({key: edit.keep_ms for key, edit in edits.items()})
+        held = {key: value for key, value in hold.answers.items() if isinstance(value, bytes)}
+        if not held:
+            return hold.answers
+        try:
+            after = {key: edits[key].change(value, hold.now_ms) for key, value in held.items()}
         except BaseException:
-            await self._undo(token)
+            with suppress(StoreError):
+                await self.release(hold, dict.fromkeys(held))
             raise
-        release = Release(self._key, token, 0, self._keep_ms, after, unsent=True)
-        while True:
-            try:
-                (reply,) = await self._store.release(Releases.of([release]))
-            except StoreUnavailable as error:
-                reply = NoAnswer(str(error))
-            is_held = now_s() < ends
-            # No other worker can have ended a hold whose lease still runs: a release that is
-            # refused then was applied before, and its answer was lost.
-            if reply is Reply.RELEASED or (reply is Reply.FENCED and is_held):
-                return after
-            if not is_held:
-                raise StoreUnavailable(
-                    reply.reason if isinstance(reply, NoAnswer) else "the lease on the cell ended"
-                )
-            await self._pause(_PAUSES_S[0])
-
-    async def _claim(self, token: bytes, generation: bytes) -> Claim:
-        want = Want((Part(self._key),), token, generation, self._lease_ms, self._keep_ms)
-        try:
-            (answer,) = await self._store.claim(Wants.of([want]))
-        except StoreUnavailable as error:
-            answer = NoAnswer(str(error))
-        match answer:
-            case Claim():
-                return answer
-            case NoAnswer():
-                await self._undo(token)
-                raise StoreUnavailable(answer.reason)
-            case Busy():
-                raise CellBusy("another worker is editing the cell")
-            case _:
-                raise StoreError(
-                    f"the record {self._key.hex()} is an event's and not a cell; "
-                    "it cannot be edited"
-                )
-
-    async def _undo(self, token: bytes) -> None:
-        """Release a claim that may have been granted; if this fails, its lease ends it."""
-        with suppress(StoreError):
-            release = Release(self._key, token, keep_ms=self._keep_ms, unsent=True)
-            await self._store.release(Releases.of([release]))
+        replies = await self.release(hold, after)
+        lease_runs = asyncio.get_running_loop().time() < hold.ends_s and not self._idempotent
+        changed = {key: value for key, value in after.items() if value is not None}
+        answers = hold.answers | changed
+        for key in changed:
+            reply = replies[key]
+            if not was_written(reply, lease_runs=lease_runs):
+                answers[key] = reply if isinstance(reply, NoAnswer) else Busy(key, 0)
+        return answers
 
     async def _pause(self, about_s: float) -> None:
-        await asyncio.sleep(about_s * (0.5 + self._dice.fraction()))
+        await asyncio.sleep(2 * about_s * self._dice.fraction())
+
+
+def _pauses() -> Iterator[float]:
+    return chain(_PAUSES_S, repeat(_PAUSES_S[-1]))

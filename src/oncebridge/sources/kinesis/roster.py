@@ -9,20 +9,15 @@ The record also has the time from which the group reads, as its first worker dec
 counter that tells the other workers to list the shards again.
 """
 
-import asyncio
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import Struct
 
 from oncebridge.base.clock import Dice
-from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
+from oncebridge.events.key import make_key
 from oncebridge.stores.api import Store
-
-_LEASE_MS: Final = 5000
-_TRIES: Final = 10
-_PAUSE_S: Final = 0.1
+from oncebridge.stores.cell import Cells, Edit
 
 
 class _RosterRecord(Struct, frozen=True, array_like=True):
@@ -41,38 +36,50 @@ class Roster:
         self, store: Store, name: str, worker: str, *, dice: Dice, gone_ms: int, keep_ms: int
     ) -> None:
         self._worker = worker
-        self._dice = dice
         self._gone_ms = gone_ms
-        self._checkpoint = Checkpoint(
-            store, "roster", name, dice=dice, lease_ms=_LEASE_MS, keep_ms=keep_ms
-        )
+        self._keep_ms = keep_ms
+        self._key = make_key("", b"roster", "kinesis", name, ())
+        # An entry is renewed periodically, and may be renewed twice.
+        self._cells = Cells(store, dice, waits_for_store=False, idempotent=True)
         self.workers: tuple[str, ...] = (worker,)
         """The workers at the last renewal, in order."""
         self.start_ms: int | None = None
         """The time from which to read, as the first worker decided; None until it is known."""
         self.news = 0
         """A changed number means: list the shards again."""
-
-    @property
-    def now_ms(self) -> int:
+        self.now_ms = 0
         """The store's time at the last renewal."""
-        return self._checkpoint.taken_ms
 
     async def renew(self, start_ms: int, *, has_news: bool = False) -> None:
         """Renew this worker's entry and read the others; *start_ms* is for a new group."""
-        found = await self._take(start_ms)
-        seen_ms = found.seen_ms | {self._worker: self._checkpoint.taken_ms}
-        await self._put_back(_RosterRecord(found.start_ms, seen_ms, found.news + has_news))
+
+        def renewed(found: _RosterRecord) -> _RosterRecord:
+            seen_ms = found.seen_ms | {self._worker: self.now_ms}
+            return _RosterRecord(found.start_ms, seen_ms, found.news + has_news)
+
+        await self._edit(renewed, start_ms)
 
     async def leave(self) -> None:
         """Remove this worker's entry."""
-        found = await self._take(self.start_ms or 0)
-        seen_ms = {one: at for one, at in found.seen_ms.items() if one != self._worker}
-        await self._put_back(_RosterRecord(found.start_ms, seen_ms, found.news))
 
-    async def _take(self, start_ms: int) -> _RosterRecord:
-        """Claim the list and return it without expired entries."""
-        memo = await self._memo()
+        def left(found: _RosterRecord) -> _RosterRecord:
+            seen_ms = {one: at for one, at in found.seen_ms.items() if one != self._worker}
+            return _RosterRecord(found.start_ms, seen_ms, found.news)
+
+        await self._edit(left, self.start_ms or 0)
+
+    async def _edit(self, change: Callable[[_RosterRecord], _RosterRecord], start_ms: int) -> None:
+        def changed(memo: bytes, now_ms: int) -> bytes:
+            self.now_ms = now_ms
+            return msgspec.json.encode(change(self._current(memo, start_ms)))
+
+        after = _read(await self._cells.edit_one(self._key, Edit(changed, self._keep_ms)))
+        self.workers = tuple(sorted(after.seen_ms))
+        self.start_ms = after.start_ms
+        self.news = after.news
+
+    def _current(self, memo: bytes, start_ms: int) -> _RosterRecord:
+        """Return the list without expired entries."""
         if not memo:
             return _RosterRecord(start_ms, {})
         try:
@@ -80,23 +87,10 @@ class Roster:
         except msgspec.MsgspecError:
             # Written by another version. Events that are read again are duplicates; none may be missed.
             return _RosterRecord(0, {})
-        now_ms = self._checkpoint.taken_ms
-        there = {one: at for one, at in found.seen_ms.items() if abs(now_ms - at) < self._gone_ms}
-        return _RosterRecord(found.start_ms, there, found.news)
-
-    async def _memo(self) -> bytes:
-        for _ in range(_TRIES):
-            try:
-                return await self._checkpoint.take()
-            except CheckpointTaken:  # by another worker, for a moment
-                await asyncio.sleep(_PAUSE_S * (0.5 + self._dice.fraction()))
-        return await self._checkpoint.take()
-
-    async def _put_back(self, changed: _RosterRecord) -> None:
-        await self._checkpoint.release(msgspec.json.encode(changed))
-        self.workers = tuple(sorted(changed.seen_ms))
-        self.start_ms = changed.start_ms
-        self.news = changed.news
+        current = {
+            one: at for one, at in found.seen_ms.items() if abs(self.now_ms - at) < self._gone_ms
+        }
+        return _RosterRecord(found.start_ms, current, found.news)
 
 
 def share(workers: Sequence[str], worker: str, count: int) -> int:

@@ -188,7 +188,7 @@ class KinesisSource:
         await asyncio.gather(*[held.task for held in self._held.values()], return_exceptions=True)
         self._remove_finished()
         if self._summary is not None and self._roster.start_ms is not None:
-            with suppress(StoreError, CheckpointTaken):  # its entry expires
+            with suppress(StoreError):  # its entry expires
                 await self._roster.leave()
 
     # --- getting ready -----------------------------------------------------------------
