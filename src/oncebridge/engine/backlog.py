@@ -100,6 +100,9 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._pending)
 
+    def __bool__(self) -> bool:
+        return bool(self._pending)
+
     @property
     def deliveries(self) -> int:
         """How many of the writes are about delivered events, not only claimed ones."""

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
@@ -41,6 +41,8 @@ from oncebridge.stores.api import (
 
 if TYPE_CHECKING:
     from oncebridge.engine.ordering import EntityTurn
+
+_T = TypeVar("_T")
 
 _IN_PLACE_MS = 12 * 3_600_000
 _NOT_READ = Unreadable(b"", "", "")
@@ -181,6 +183,17 @@ class Batch:
             self.entries[row] = entry
         return entry
 
+    def _column(self, column: list[_T], rows: Sequence[int]) -> list[_T]:
+        """Return the values of *rows*, which are in the order of arrival."""
+        return column if len(rows) == len(column) else [*map(column.__getitem__, rows)]
+
+    def _common_terms(self, rows: Sequence[int]) -> Terms | None:
+        """Return the terms of all *rows*; None if they differ, or an event has an entry."""
+        if self.entries:
+            return None
+        found = {*map(self.terms.__getitem__, rows)}
+        return found.pop() if len(found) == 1 else None
+
     def own_leases(self, rows: Sequence[int]) -> list[Lease]:
         """Return the leases of *rows*, which share them with no other row from now on."""
         entries, by_row = self.entries, self.leases
@@ -238,18 +251,18 @@ class Batch:
         self.has_memos = memos
         memo: list[bytes] | bytes = b""
         if memos:
-            memo = first_memos([self.events[row] for row in rows], self.arrived_ms)
-        if not self.entries:
-            its = [terms for row in rows if (terms := self.terms[row]) is not None]
+            memo = first_memos(self._column(self.events, rows), self.arrived_ms)
+        if (terms := self._common_terms(rows)) is not None:
+            compares = terms.hash_of is not None
             return Wants(
-                [self.keys[row] for row in rows],
+                self._column(self.keys, rows),
                 token,
                 generation,
                 lease_ms,
-                folded([terms.spans[0].window_ms for terms in its]),
+                terms.spans[0].window_ms,
                 memo,
-                folded([self.hashes[row] for row in rows]),
-                folded([terms.slide_ms for terms in its]),
+                self._column(self.hashes, rows) if compares else b"",
+                terms.slide_ms,
             )
         parts = [self.parts_of(row) for row in rows]
         flat = [part for own in parts for part in own]
@@ -267,6 +280,13 @@ class Batch:
 
     def commits(self, rows: Sequence[int], fate: Fate) -> Commits:
         """Return the commits of all claimed keys of *rows*, each under its own generation."""
+        leases = {*map(self.leases.__getitem__, rows)}
+        if len(leases) == 1 and (terms := self._common_terms(rows)) is not None:
+            (lease,) = leases
+            if lease is None:
+                return Commits([])
+            span, keys = terms.spans[0], self._column(self.keys, rows)
+            return Commits(keys, lease.generation, fate, span.window_ms, span.hard_ms)
         held: list[tuple[bytes, bytes, int, int]] = []
         for row in rows:
             lease, terms = self.leases[row], self.terms[row]
@@ -288,32 +308,32 @@ class Batch:
 
     def deliveries(self, rows: Sequence[int], route: str, ends: float) -> list[Delivery]:
         """Return what the sink is asked to send; *ends* is when its call is cancelled."""
-        entries, leases, keys, hashes = self.entries, self.leases, self.keys, self.hashes
-        deliveries = []
-        for row in rows:
-            if row in entries:
-                deliveries.append(entries[row].delivery(route, ends))
-                continue
-            lease, event = leases[row], self.events[row]
-            assert isinstance(event, Event)  # noqa: S101 - what is not an event has an entry
-            assert lease is not None  # noqa: S101 - what is sent without a claim has an entry
-            trace = self.traces[row] if self.traces else None
-            deliveries.append(
-                Delivery(
-                    event,
-                    keys[row],
-                    lease.generation,
-                    1,
-                    route,
-                    None,
-                    False,
-                    b"",
-                    ends,
-                    sending(trace) if trace is not None else "",
-                    conflict_key(keys[row], hashes[row]) if hashes[row] else b"",
-                )
+        entries, events, leases = self.entries, self.events, self.leases
+        keys, hashes, traces = self.keys, self.hashes, self.traces
+        # Plain events are events and claimed: whatever is not has an entry.
+        return [
+            entries[row].delivery(route, ends)
+            if row in entries
+            else Delivery(
+                events[row],  # type: ignore[arg-type]
+                keys[row],
+                leases[row].generation,  # type: ignore[union-attr]
+                1,
+                route,
+                None,
+                False,
+                b"",
+                ends,
+                self.trace_of(row) if traces else "",
+                self.sent_as(row) if hashes[row] else b"",
             )
-        return deliveries
+            for row in rows
+        ]
+
+    def trace_of(self, row: int) -> str:
+        """Record that an event is sent now; return the `traceparent` to send with it."""
+        trace = self.traces[row] if self.traces else None
+        return sending(trace) if trace is not None else ""
 
     # --- time --------------------------------------------------------------------------------
 
@@ -543,7 +563,6 @@ class BatchEntry(Struct, eq=False):
         sent_as = plan.sent_as
         if sent_as != self.key:
             self.sent_as = sent_as
-        trace = self.batch.traces[self.row] if self.batch.traces else None
         return Delivery(
             self.event,
             self.key,
@@ -554,7 +573,7 @@ class BatchEntry(Struct, eq=False):
             self.unprotected,
             plan.about,
             ends,
-            sending(trace) if trace is not None else "",
+            self.batch.trace_of(self.row),
             self.sent_as,
         )
 

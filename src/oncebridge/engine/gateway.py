@@ -78,8 +78,8 @@ class Gateway(Steps):
         self._tracer = tracer
         self._entity_queues = EntityQueues() if settings.order == "entity" else None
         self._opened = False
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None
+        """Set when no event is in progress; for `drain`."""
 
     @classmethod
     def from_config(
@@ -176,7 +176,6 @@ class Gateway(Steps):
             arrived_ms=self._clock(),
         )
         self.books.arrive(len(arrivals))
-        self._idle.clear()
         try:
             batch.read(self.rules, self._settings)
             if self._tracer is not None:
@@ -186,13 +185,15 @@ class Gateway(Steps):
                 batch.turns = self._entity_queues.enqueue(
                     [entry.entity for entry in batch.entries.values() if entry.entity]
                 )
-            if not self._sender.is_draining and await self._ensure_open(batch):
+            if not self._sender.is_draining and (
+                self._opened or await self._open_on_first_use(batch)
+            ):
                 await self._run(batch)
         finally:
             outcomes = self._settle_unfinished(batch)
             batch.entries.clear()  # fewer reference cycles for the garbage collector
             batch.leases.clear()
-            if not self.books.in_flight:
+            if self._idle is not None and not self.books.in_flight:
                 self._idle.set()
         return outcomes
 
@@ -205,14 +206,12 @@ class Gateway(Steps):
             await self._store.open()
             self._opened = True
 
-    async def _ensure_open(self, batch: Batch) -> bool:
+    async def _open_on_first_use(self, batch: Batch) -> bool:
         """
         Open on first use; True if events can be processed.
 
         A store that is unavailable at the start is an outage like any other.
         """
-        if self._opened:
-            return True
         reason = "it is down"
         if self.store_breaker.admits(now_s()):
             try:
@@ -286,7 +285,9 @@ class Gateway(Steps):
         ends = now_s() + grace.total_seconds()
         try:
             async with asyncio.timeout_at(ends):
-                await self._idle.wait()
+                self._idle = asyncio.Event()
+                if self.books.in_flight:
+                    await self._idle.wait()
         except TimeoutError:
             return False
         return await self.settle(timedelta(seconds=max(ends - now_s(), 0)))

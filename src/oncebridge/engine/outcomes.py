@@ -37,11 +37,8 @@ class Outcomes:
         outcomes, entries, forwarded = batch.outcomes, batch.entries, batch.forwarded
         terms, keys, hashes = batch.terms, batch.keys, batch.hashes
         is_final = verdict not in HANDED_BACK
-        settled: list[int] = []
+        rows = [row for row in rows if outcomes[row] is None]
         for row in rows:
-            if outcomes[row] is not None:
-                continue
-            settled.append(row)
             is_forwarded = row in forwarded
             its = terms[row]
             if its is not None and row not in entries:
@@ -65,10 +62,11 @@ class Outcomes:
                 blamed,
                 sent_as,
             )
-        if settled:
-            self._end_leases(batch, settled)
-            self._books.settle(verdict, len(settled))
-            self._report(batch, settled)
+        if rows:
+            self._end_leases(batch, rows)
+            self._books.settle(verdict, len(rows))
+            if batch.turns or batch.settled is not None or batch.traces or self._hooks:
+                self._report(batch, rows)
 
     def _end_leases(self, batch: Batch, rows: Sequence[int]) -> None:
         leases, entries = batch.leases, batch.entries

@@ -20,7 +20,7 @@ from msgspec import Struct
 from oncebridge.engine.batch import Batch
 from oncebridge.engine.breaker import Breaker
 from oncebridge.engine.counters import Books
-from oncebridge.engine.leases import Leases
+from oncebridge.engine.leases import Lease, Leases
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.shared_rate_limit import RateShare
@@ -53,6 +53,8 @@ class Parcel(Struct, eq=False):
     """The events of one call of the sink: rows of a batch."""
 
     rows: Sequence[int]
+    leases: Sequence[Lease] = ()
+    """Those of its events, and of no others, once it is to be sent."""
     turn: float | None = None
     """Its turn under a rate limit, once it is reserved."""
     passed_before: int = 0
@@ -107,8 +109,9 @@ class Sends:
 
     def take_answers(self) -> list[Parcel]:
         """Return what is answered, without waiting."""
-        for parcel in [p for p in self.running if p.call is not None and p.call.done()]:
-            self._sender.end(self, parcel)
+        if self.running:
+            for parcel in [p for p in self.running if p.call is not None and p.call.done()]:
+                self._sender.end(self, parcel)
         answered, self._answered = self._answered, []
         return answered
 
@@ -169,6 +172,7 @@ class Sender:
         self._free = sink.concurrency
         self._waiters: deque[Sends] = deque()
         self._open: dict[Sends, None] = {}
+        self._running = 0
         self._timer: asyncio.TimerHandle | None = None
         self._slowest_s = 0.0
         """How long the slowest recent call took; decays with each call."""
@@ -186,11 +190,9 @@ class Sender:
         self._stop_waiting(sends)
         for parcel in [*sends.running]:
             call, parcel.call = parcel.call, None
-            del sends.running[parcel]
-            self._release()
+            self._remove(sends, parcel)
             if call is not None:
                 call.cancel()
-        self._stop_timer()
 
     def wake_all(self) -> None:
         """Let every batch that waits look again whether it can send."""
@@ -305,7 +307,7 @@ class Sender:
             rows, parcel.rows = parcel.rows, ()
             return rows, "no time left to send"
         needed = batch.now() + send_time + self._margin_s
-        leases = batch.own_leases(parcel.rows)
+        parcel.leases = leases = batch.own_leases(parcel.rows)
         short = [lease for lease in leases if lease.lost or lease.ends < needed]
         if not short:
             return None
@@ -318,6 +320,7 @@ class Sender:
         late = [row for row in parcel.rows if not batch.entry(row).is_held_until(needed)]
         gone = {*late}
         parcel.rows = [row for row in parcel.rows if row not in gone]
+        parcel.leases = batch.own_leases(parcel.rows) if parcel.rows else ()
         return (late, "the lease ended before the send") if late else None
 
     def _call(self, sends: Sends, parcel: Parcel) -> None:
@@ -326,7 +329,7 @@ class Sender:
         timeout_s = self._send_time(batch)
         parcel.began = now = batch.now()
         parcel.ends = ends = now + timeout_s
-        leases = batch.own_leases(rows)
+        leases = parcel.leases
         for lease in leases:
             lease.give_up = ends + self._commit_budget_s + self._margin_s
         batch.sent.update(rows)
@@ -356,6 +359,7 @@ class Sender:
             for lease in leases:  # one lost lease must not cancel the sends of others
                 lease.sending = task
         sends.running[parcel] = None
+        self._running += 1
         if self._timer is None or ends < self._timer.when():
             self._start_timer(batch.loop, ends)
 
@@ -382,17 +386,26 @@ class Sender:
             took_s = sends.batch.now() - parcel.began
             parcel.answers = _answers_of(call, count)
         parcel.call = None
-        del sends.running[parcel]
-        self._release()
-        self._stop_timer()
+        self._remove(sends, parcel)
         sends.add_answered(parcel)
         self._slowest_s = max(took_s, self._slowest_s * 0.9)
         if self._listener is not None:
             self._listener(count, took_s, parcel.is_taken)
 
+    def _remove(self, sends: Sends, parcel: Parcel) -> None:
+        """Free the slot of a call that is over."""
+        del sends.running[parcel]
+        self._running -= 1
+        # No timer is left over: a loop that only runs during calls can be left at any time.
+        if not self._running and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._release()
+
     def _release(self) -> None:
         self._free += 1
-        self._wake_next()
+        if self._waiters:
+            self._wake_next()
 
     def _wake_next(self) -> None:
         if self._free > 0 and self._waiters:
@@ -414,12 +427,6 @@ class Sender:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = loop.call_at(at_s, self._check_timeouts, loop)
-
-    def _stop_timer(self) -> None:
-        # No timer is left over: a loop that only runs during calls can be left at any time.
-        if self._timer is not None and not any(sends.running for sends in self._open):
-            self._timer.cancel()
-            self._timer = None
 
     def _check_timeouts(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None

@@ -27,9 +27,9 @@ What must never happen, and where it is prevented:
 
 import asyncio
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from math import inf
-from typing import Final
+from typing import Final, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -96,6 +96,7 @@ _FATES: Final = {
     Verdict.UNCHANGED: Fate.UNCHANGED,
     Verdict.DEAD: Fate.DEAD,
 }
+_SILENT: Final = {NoAnswer}
 _ANY_OTHER_EVENT = b"any"  # a key that no event has
 _NOT_RECORDED = "another event with the same key was delivered and is not recorded yet"
 
@@ -232,45 +233,53 @@ class Steps:
                 settled.append(row)
             elif entry.is_undeliverable:
                 unsendable.append(row)
-        self._settle(batch, settled, Verdict.DISCARDED)
         rows: Sequence[int] = range(len(batch.events))
         if settled or unsendable:
+            self._settle(batch, settled, Verdict.DISCARDED)
             left_out = {*settled, *unsendable}
             rows = [row for row in rows if row not in left_out]
         if not unsendable:
-            await self._process(batch, rows)
+            for wave in waves(batch, rows):
+                await self._process_when_due(batch, wave)
             return
         # At the same time: the dead letters may be slow, and they need no sink.
         done = await asyncio.gather(
-            self._process_undeliverable(batch, unsendable),
-            self._process(batch, rows),
+            self._process_waves(batch, unsendable, self._process_wave),
+            self._process_waves(batch, rows, self._process_when_due),
             return_exceptions=True,
         )
         _raise_first(done)
 
-    async def _process_undeliverable(self, batch: Batch, rows: Sequence[int]) -> None:
+    @staticmethod
+    async def _process_waves(
+        batch: Batch,
+        rows: Sequence[int],
+        process: Callable[[Batch, Sequence[int]], Awaitable[None]],
+    ) -> None:
         for wave in waves(batch, rows):
-            await self._process_wave(batch, wave)
+            await process(batch, wave)
 
-    async def _process(self, batch: Batch, rows: Sequence[int]) -> None:
-        """Process events in waves; those of an entity wait for earlier ones, if order is kept."""
-        for wave in waves(batch, rows):
-            if not batch.turns:
+    async def _process_when_due(self, batch: Batch, wave: Sequence[int]) -> None:
+        """Process a wave; if order is kept, events of an entity wait for earlier ones."""
+        if not batch.turns:
+            if self._paused or self.sink_breaker.is_open:
                 await self._process_if_sink_up(batch, wave)
-                continue
-            turns, entries = batch.turns, batch.entries
-            behind = [
-                row
-                for row in wave
-                if row in entries
-                and entries[row].entity in turns
-                and turns[entries[row].entity].ahead is not None
-            ]
-            waits = {*behind}
-            await self._process_in_order(batch, [row for row in wave if row not in waits])
-            for entity in dict.fromkeys([entries[row].entity for row in behind]):
-                await turns[entity].wait_for_previous(batch.ends)
-            await self._process_in_order(batch, behind)
+            elif wave:
+                await self._process_wave(batch, wave)
+            return
+        turns, entries = batch.turns, batch.entries
+        behind = [
+            row
+            for row in wave
+            if row in entries
+            and entries[row].entity in turns
+            and turns[entries[row].entity].ahead is not None
+        ]
+        waits = {*behind}
+        await self._process_in_order(batch, [row for row in wave if row not in waits])
+        for entity in dict.fromkeys([entries[row].entity for row in behind]):
+            await turns[entity].wait_for_previous(batch.ends)
+        await self._process_in_order(batch, behind)
 
     async def _process_in_order(self, batch: Batch, rows: Sequence[int]) -> None:
         """Process a wave; hand back events that are queued after one of their entity that failed."""
@@ -327,7 +336,10 @@ class Steps:
                 unkeyed = {*bypassed}
                 rows = [row for row in rows if row not in unkeyed]
         ready, waiting = await self._claim(batch, rows)
-        await self._claim_entities_and_deliver(batch, bypassed + ready if bypassed else ready)
+        if batch.entries:
+            await self._claim_entities_and_deliver(batch, bypassed + ready)
+        else:
+            await self._deliver(batch, ready)
         while waiting:
             await self._claims.pause(_BUSY_POLL_S)
             ready, waiting = await self._claim(batch, waiting)
@@ -346,7 +358,11 @@ class Steps:
         one must never apply to the next.
         """
         found = _Claimed([], [], {}, [])
-        while rows := self._settle_unrecorded_duplicates(batch, rows, found.ready):
+        while rows:
+            if self._claims.backlog:
+                rows = self._settle_unrecorded_duplicates(batch, rows, found.ready)
+                if not rows:
+                    break
             lease_ms = batch.lease_ms(self._lease_ms)
             token, generation = self._dice.tokens(2)
             wants = batch.wants(rows, token, generation, lease_ms, memos=self._settings.explain)
@@ -368,9 +384,9 @@ class Steps:
                 found.known = {}
                 self._settle(batch, known, Verdict.DUPLICATE, firsts=known)
                 await self._count_copies(batch, known)
-        await self._claims.remember(found.memories)
         ready = found.ready
         if batch.entries:
+            await self._claims.remember(found.memories)
             ready = await self._settle_unsendable(batch, ready)
         return ready, found.waiting
 
@@ -405,7 +421,7 @@ class Steps:
                     again.append(row)
         if held:
             keys = batch.keys
-            lease.keys = {keys[row]: row for row in held}
+            lease.keys = dict(zip(map(keys.__getitem__, held), held, strict=True))
             leases = batch.leases
             for row in held:
                 leases[row] = lease
@@ -474,8 +490,6 @@ class Steps:
         can distinguish the two.
         """
         backlog = self._claims.backlog
-        if not len(backlog):
-            return rows
         now = now_s()
         rest: list[int] = []
         for row in rows:
@@ -528,7 +542,7 @@ class Steps:
         except BaseException:
             breaker.abandoned()
             raise
-        if all(type(answer) is NoAnswer for answer in answers.each):
+        if {*map(type, answers.each)} == _SILENT:
             breaker.failed(now_s())
         else:
             breaker.succeeded()
@@ -971,9 +985,8 @@ class Steps:
 
     def _settle_unfinished(self, batch: Batch) -> list[Outcome]:
         """Return events without a verdict to the source: after an error, or at a shutdown."""
-        settled = [outcome for outcome in batch.outcomes if outcome is not None]
-        if len(settled) == len(batch.outcomes):
-            return settled
+        if None not in batch.outcomes:
+            return cast("list[Outcome]", batch.outcomes)
         reason = (
             "this gateway is shutting down" if self._sender.is_draining else "an unexpected error"
         )

@@ -140,7 +140,9 @@ def _write(value: Any) -> str:
     if kind is ExactFloat:
         return str(value.text)
     if kind is dict:
-        members = (f"{encode_sorted(name).decode()}:{_write(value[name])}" for name in _in_order(value))
+        members = (
+            f"{encode_sorted(name).decode()}:{_write(value[name])}" for name in _in_order(value)
+        )
         return f"{{{','.join(members)}}}"
     if kind is list:
         return f"[{','.join(map(_write, value))}]"
