@@ -1,39 +1,47 @@
 """
-The arguments and results of the scripts in `records.lua`.
+The arguments and results of the scripts in `records.lua`, which documents both.
 
-The values of one item are one byte string in a fixed order, which `records.lua` documents next to
-the script that reads it. MessagePack would take the server twice as long, and the one in Redis
-cannot read byte strings of current encoders.
+Arguments are columns as the batch has them: what all items share is sent once. MessagePack would
+take the server twice as long, and the one in Redis cannot read byte strings of current encoders.
 """
 
 import re
 from binascii import hexlify, unhexlify
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
 from struct import Struct as Layout
-from typing import Any
+from struct import iter_unpack
+from typing import Any, ClassVar, Final
 
 from msgspec import Struct
 
 from oncebridge.errors import StoreError
-from oncebridge.events.key import Part
 from oncebridge.stores.api import (
+    HELD,
     Busy,
     Claim,
     ClaimAnswer,
-    Commit,
+    Column,
+    Columns,
+    Commits,
     Duplicate,
-    Extension,
+    Extensions,
     Fate,
     Held,
-    Memory,
+    Memories,
     Mismatch,
     Record,
-    Release,
-    Want,
+    Releases,
+    Wants,
+    spread,
 )
+
+FORM: Final = 1
+"""The form of records; a store with a newer one is not opened."""
+FORM_KEY: Final = b"oncebridge-form"
+"""Where a store keeps the form of its records, next to them."""
 
 LATEST_MS = 2**45 - 1
 """The latest end of a record, in the year 3084; later ends are cut to it."""
@@ -41,16 +49,13 @@ LATEST_MS = 2**45 - 1
 _LATEST_KEEP_MS = 2**48 - 1
 _NO_TOKEN = bytes(16)
 _FATES = (None, *Fate)
+_UNREADABLE = "a record cannot be read; it was written by a newer version, or not by oncebridge"
 _HARD, _HASH = 2**45, 2**46
 
-_WANT = Layout(">QQQBBB").pack
-_COMMIT = Layout(">QQBB").pack
-_RELEASE = Layout(">QQBB").pack
-_EXTENSION = Layout(">Q").pack
-_MEMORY = Layout(">QBBB").pack
-_LOAD = Layout(">Q").pack
+_NUMBER = Layout(">Q").pack
+_LENGTH = Layout(">I").pack
 _SWAP = Layout(">BQQQI").pack
-_LENGTH = Layout(">H")
+_HASH_LENGTH = Layout(">H")
 _ATTEMPTS = Layout(">I")
 
 
@@ -82,70 +87,89 @@ def _without_comments(source: str) -> str:
 
 # --- arguments --------------------------------------------------------------------------
 
-
-def encode_wants(wants: Sequence[Want]) -> list[bytes]:
-    """Return all distinct terms, which of them each part uses (from 1), and its own values."""
-    terms: dict[tuple[int, ...], int] = {}
-    which = bytearray()
-    own = []
-    for want in wants:
-        token, generation = want.token or _NO_TOKEN, want.generation
-        if len(token) != 16 or len(generation) != 16:
-            raise StoreError("a claim needs a token and a generation of 16 bytes each")
-        is_short, memo = _shorten_memo(want.memo)
-        lease_ms, keep_ms, count, first = (
-            want.lease_ms,
-            want.keep_ms,
-            len(want.parts),
-            16 * is_short,
-        )
-        for part in want.parts:
-            form, field = _hash_field(part.hash)
-            each = lease_ms, keep_ms, part.slide_ms, count, first, form
-            which.append(terms.setdefault(each, len(terms) + 1))
-            own.append(token + generation + field + memo)
-    return [b"".join([_WANT(*each) for each in terms]), bytes(which), *own]
+Arguments = Sequence[bytes]
 
 
-def encode_commits(commits: Sequence[Commit]) -> list[bytes]:
-    """Return all distinct terms, which of them each commit uses (from 1), and its own values."""
-    terms: dict[tuple[int, ...], int] = {}
-    which = bytearray()
-    own = []
-    for commit in commits:
-        how, memo = _new_memo(commit.memo)
-        each = commit.window_ms, commit.hard_ms, int(commit.fate), how
-        which.append(terms.setdefault(each, len(terms) + 1))
-        own.append(_sixteen(commit.generation) + memo)
-    return [b"".join([_COMMIT(*each) for each in terms]), bytes(which), *own]
+class Named(Columns[bytes], frozen=True, gc=False):
+    """Keys for a script that takes one argument for each, or none at all."""
+
+    row: ClassVar = bytes
+
+    arguments: Column[bytes] = b""
 
 
-def encode_release(release: Release) -> bytes:
-    how, memo = _new_memo(release.memo)
+Batch = Wants | Columns[Any]
+
+
+def _wants_arguments(wants: Wants) -> Arguments:
     return (
-        _RELEASE(release.delay_ms, release.keep_ms, release.unsent, how)
-        + _sixteen(release.token)
-        + memo
+        _numbers(wants.lease_ms),
+        _numbers(wants.keep_ms),
+        _checked_tokens(wants.token, {0, 16}),
+        _checked_tokens(wants.generation, {16}),
+        *_memos(wants.memo, len(wants)),
+        *_texts(wants.hash, len(wants.keys)),
+        _numbers(wants.slide_ms),
+        b"" if wants.sizes is None else bytes(wants.sizes),
     )
 
 
-def encode_extension(extension: Extension) -> bytes:
-    return _EXTENSION(extension.lease_ms) + _sixteen(extension.token)
-
-
-def encode_memory(memory: Memory) -> bytes:
-    is_short, memo = _shorten_memo(memory.memo)
-    form, field = _hash_field(memory.hash)
+def _commits_arguments(commits: Commits) -> Arguments:
     return (
-        _MEMORY(memory.window_ms, memory.fate, is_short, form)
-        + _sixteen(memory.generation)[:8]
-        + field
-        + memo
+        _tokens(commits.generation),
+        _numbers(commits.window_ms),
+        _numbers(commits.hard_ms),
+        _numbers(commits.fate),
+        *_memos(commits.memo, len(commits.keys)),
     )
+
+
+def _releases_arguments(releases: Releases) -> Arguments:
+    return (
+        _tokens(releases.token),
+        _numbers(releases.delay_ms),
+        _numbers(releases.keep_ms),
+        _numbers(releases.unsent),
+        *_memos(releases.memo, len(releases.keys)),
+    )
+
+
+def _extensions_arguments(extensions: Extensions) -> Arguments:
+    return _tokens(extensions.token), _numbers(extensions.lease_ms)
+
+
+def _memories_arguments(memories: Memories) -> Arguments:
+    count = len(memories.keys)
+    return (
+        _tokens(memories.generation),
+        _numbers(memories.window_ms),
+        _numbers(memories.fate),
+        *_memos(memories.memo, count),
+        *_texts(memories.hash, count),
+    )
+
+
+def _named_arguments(named: Named) -> Arguments:
+    return named.arguments if isinstance(named.arguments, list) else ()
+
+
+_ENCODERS: Final[Mapping[type, Callable[[Any], Arguments]]] = {
+    Wants: _wants_arguments,
+    Commits: _commits_arguments,
+    Releases: _releases_arguments,
+    Extensions: _extensions_arguments,
+    Memories: _memories_arguments,
+    Named: _named_arguments,
+}
+
+
+def encode(batch: Batch) -> Arguments:
+    """Return the arguments of the script for *batch*, after the time."""
+    return _ENCODERS[type(batch)](batch)
 
 
 def encode_load(record: Record) -> bytes:
-    return _LOAD(_within(record.keep_until_ms, _LATEST_KEEP_MS)) + encode_record(record)
+    return _NUMBER(_within(record.keep_until_ms, _LATEST_KEEP_MS)) + encode_record(record)
 
 
 def encode_swap(expected: bytes, value: bytes, keep_until_ms: int) -> bytes:
@@ -158,16 +182,37 @@ def encode_start(value: bytes, lease_ms: int, keep_ms: int) -> bytes:
     return _SWAP(2, 0, lease_ms, keep_ms, 0) + value
 
 
+def _numbers(column: Column[int] | Column[Fate] | Column[bool]) -> bytes:
+    return b"".join(map(_NUMBER, column)) if isinstance(column, list) else _NUMBER(column)
+
+
+def _tokens(column: Column[bytes]) -> bytes:
+    return b"".join(map(_sixteen, column)) if isinstance(column, list) else _sixteen(column)
+
+
 def _sixteen(name: bytes) -> bytes:
     """Return a token or generation with 16 bytes; one of another length matches no record."""
     return name if len(name) == 16 else name[:16].ljust(16, b"\0")
 
 
-def _new_memo(memo: bytes | None) -> tuple[int, bytes]:
-    if memo is None:
-        return 0, b""
-    is_short, text = _shorten_memo(memo)
-    return 1 + is_short, text
+def _checked_tokens(column: Column[bytes], sizes: set[int]) -> bytes:
+    if sizes.issuperset(map(len, column if isinstance(column, list) else (column,))):
+        return _tokens(column)
+    raise StoreError("a claim needs a token and a generation of 16 bytes each")
+
+
+def _texts(column: Column[bytes], count: int) -> tuple[bytes, bytes]:
+    """Return the lengths of texts (only one if all are as long), and the texts joined."""
+    if not column:
+        return _NO_LENGTH, b""
+    texts = spread(column, count)
+    sizes = list(map(len, texts))
+    if sizes.count(sizes[0]) == count:
+        return _LENGTH(sizes[0]), b"".join(texts)
+    return b"".join(map(_LENGTH, sizes)), b"".join(texts)
+
+
+_NO_LENGTH = _LENGTH(0)
 
 
 def _hash_field(content: bytes) -> tuple[int, bytes]:
@@ -175,7 +220,7 @@ def _hash_field(content: bytes) -> tuple[int, bytes]:
         return 0, b""
     if len(content) == 32:
         return 1, content
-    return 2, _LENGTH.pack(len(content)) + content
+    return 2, _HASH_LENGTH.pack(len(content)) + content
 
 
 # --- records ----------------------------------------------------------------------------
@@ -213,9 +258,7 @@ def decode_record(key: bytes, value: bytes) -> Record:
     try:
         return _read(key, value)
     except (IndexError, TypeError, ValueError) as error:
-        raise StoreError(
-            "a record cannot be read; it was written by a newer version, or not by oncebridge"
-        ) from error
+        raise StoreError(_UNREADABLE) from error
 
 
 def _read(key: bytes, value: bytes) -> Record:
@@ -260,6 +303,39 @@ def _within(number: int, most: int) -> int:
 _HEX = b"0123456789abcdef"
 _SHAPE = bytes.maketrans(b"h" + _HEX, b"x" + b"h" * 16)
 _UUID = b"hhhhhhhh-hhhh-hhhh-hhhh-hhhhhhhhhhhh"
+_BEGINNING = b'["' + _UUID + b'",'
+_PLAIN, _SHORT, _AS_STORED = b"\0", b"\1", b"\2"
+
+
+def _memos(column: Column[Any], count: int) -> tuple[bytes, ...]:
+    """Return the forms of memos, the ids of those in short form, and the rest of each as texts."""
+    if not column:
+        return _AS_STORED if column is None else _PLAIN, b"", _NO_LENGTH, b""
+    memos = spread(column, count)
+    if None not in memos and (alike := _shorten_alike(memos)) is not None:
+        return alike
+    given = [(2, b"") if memo is None else _shorten_memo(memo) for memo in memos]
+    return (
+        bytes([form for form, _ in given]),
+        b"".join([text[:16] for form, text in given if form == 1]),
+        *_texts([text[16:] if form == 1 else text for form, text in given], count),
+    )
+
+
+def _shorten_alike(memos: Sequence[bytes]) -> tuple[bytes, ...] | None:
+    """Return what `_memos` does if all have a short form and one shape; faster than one by one."""
+    first, whole = memos[0], b"".join(memos)
+    shape = first.translate(_SHAPE)
+    if (
+        shape[:40] != _BEGINNING
+        or first[-1] != 93  # ]
+        or whole.translate(_SHAPE) != shape * len(memos)
+        or len(set(map(len, memos))) > 1
+    ):
+        return None
+    rest = len(first) - 41
+    ids, rests = zip(*iter_unpack(f"2x36s2x{rest}sx", whole), strict=True)
+    return _SHORT, unhexlify(b"".join(ids).replace(b"-", b"")), _LENGTH(rest), b"".join(rests)
 
 
 def _shorten_memo(memo: bytes) -> tuple[int, bytes]:
@@ -289,31 +365,31 @@ def _restore_memo(kept: bytes) -> bytes:
 # --- results ----------------------------------------------------------------------------
 
 
-def claim_answer(want: Want, result: Any, now_ms: int) -> ClaimAnswer:
-    """Return the answer to one want."""
-    if result == 0:
-        parts = want.parts
-        if len(parts) == 1:  # the common case by far
-            first = Held(parts[0].key, want.generation, 1, want.memo)
-            return Claim(want.token, (first,), now_ms)
-        held = tuple([Held(p.key, want.generation, 1, want.memo) for p in parts])
-        return Claim(want.token, held, now_ms)
-    if isinstance(result, list):
-        records = [decode_record(p.key, v) for p, v in zip(want.parts, result, strict=True)]
+def claim_answer(wants: Wants, at: int, told: Any, now_ms: int) -> ClaimAnswer | int:
+    """Return the answer to the claim at position *at*, of which the script has *told* something."""
+    if isinstance(told, list):
+        want = wants[at]
+        records = [decode_record(p.key, v) for p, v in zip(want.parts, told, strict=True)]
         held = tuple([Held(r.key, r.generation, r.attempts, r.memo) for r in records])
-        return Claim(want.token, held, now_ms)
-    part: Part = want.parts[result[1] - 1]
-    return _REFUSALS[result[0]](decode_record(part.key, result[2:]), now_ms)
+        claim = Claim(want.token, held, now_ms)
+        return HELD if claim.is_as_asked(want) else claim
+    letter, number, value = told[:1], told[1] - 1, told[2:]
+    key = wants.keys[at if wants.sizes is None else wants.places(at)[number]]
+    if letter == b"B":
+        return Busy(key, int.from_bytes(value, "big"))
+    fate, memo = _fate_and_memo(value)
+    return Duplicate(key, fate, memo) if letter == b"D" else Mismatch(key, memo)
 
 
-def _duplicate(record: Record, _: int) -> ClaimAnswer:
-    if record.fate is None:
-        raise StoreError("a script returned a result that is not valid; check that this is Redis")
-    return Duplicate(record.key, record.fate, record.memo)
-
-
-_REFUSALS: dict[int, Callable[[Record, int], ClaimAnswer]] = {
-    ord("D"): _duplicate,
-    ord("B"): lambda record, now_ms: Busy(record.key, record.until_ms - now_ms),
-    ord("M"): lambda record, _: Mismatch(record.key, record.memo),
-}
+def _fate_and_memo(value: bytes) -> tuple[Fate, bytes]:
+    """Return these of a done record; faster than `decode_record`."""
+    try:
+        first, second = value[:2]
+        fate = _FATES[first >> 5]
+        at = 21 if second & 32 else 15  # with a hard end or without
+        _, memo = _content_and_memo(value, at, second >> 6, is_short=first & 16)
+    except (IndexError, ValueError) as error:
+        raise StoreError(_UNREADABLE) from error
+    if fate is None:
+        raise StoreError(_UNREADABLE)
+    return fate, memo
