@@ -33,7 +33,7 @@ class Servers:
         if script == "look":
             given = [self.values.get(key) for key in asked.keys]
         else:
-            given = [self._swap(*one) for one in zip(asked.keys, asked.arguments, strict=True)]
+            given = [self._swap(*one) for one in zip(asked.keys, asked.own, strict=True)]
         return {at: told for at, told in enumerate(given) if told is not None}, times
 
     def now(self, key: bytes) -> int:

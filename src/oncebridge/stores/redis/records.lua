@@ -2,16 +2,16 @@
 --
 -- Each operation is one script over a batch: KEYS are the names of the records, ARGV[1] is the
 -- time (empty: the server's own). All values are read at once; each item is then decided and
--- written separately. The answer has the time, the number of names, and then, only for items that
+-- written separately. The answer is the time, the number of names, and then, only for items that
 -- did not go as usual, their position and what there is to tell.
 --
--- The other arguments are columns, with one value for all items or one for each: a number has 8
--- bytes, a token or generation 16. Texts take two arguments: their lengths (4 bytes each), and all
--- of them joined. Memos take four: their forms (a byte each: 0 plain, 1 short, 2 as stored), the
--- first 16 bytes of each that is short, and the rest as texts.
+-- ARGV[2] has the terms, values of fixed size: once if all items have the same, otherwise those of
+-- each item, one after the other. The arguments from ARGV[3] on are the own values of each item. A
+-- memo is given in form 0 (plain) or 1 (short); form 2 is none: it stays as it is stored.
 --
--- A script is the part "every" followed by its own part; `scripts.py` joins them,
--- writes the arguments and reads the answers. A record is kept as one string, its numbers with
+-- A script is the part "every" followed by its own part; `scripts.py` joins them, writes the
+-- arguments and reads the answers. Functions that are rarely needed are defined late: to define one
+-- takes as long as to decide on an item. A record is kept as one string, its numbers with
 -- the highest byte first:
 --
 --     1 byte    32 * fate (0: open) + 16 if the memo is in short form + attempts, if done (<= 15)
@@ -19,16 +19,16 @@
 --     done:     8 bytes of the generation, [6 hard end], hash, memo
 --     open:     6 keep until, 4 attempts, 16 token (zeros: none), 16 generation, hash, memo
 --
--- The hash is nothing (form 0), 32 bytes (1), or its length in 2 bytes and itself (2). Whoever
--- changes this raises `FORM` in `scripts.py`.
+-- The hash is nothing (form 0), 32 bytes (1), or its length in 2 bytes and itself (2). A change of
+-- this raises `FORM` in `scripts.py`.
 
 
 --# every
 
-local sub, byte, find = string.sub, string.byte, string.find
-local floor, min = math.floor, math.min
+local sub, byte, floor, min = string.sub, string.byte, math.floor, math.min
 local pack, read, call = struct.pack, struct.unpack, redis.call
 local HARD, HASH = 2 ^ 45, 2 ^ 46
+local LATEST, LATEST_KEEP = HARD - 1, 2 ^ 48 - 1  -- the years 3084 and 10889
 local NO_TOKEN = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 
 local now = tonumber(ARGV[1])
@@ -37,14 +37,6 @@ if expires then
   if redis.replicate_commands then redis.replicate_commands() end  -- 6.2 lets one turn that off
   local time = call('TIME')
   now = time[1] * 1000 + floor(time[2] / 1000)
-end
-
-local function after(ms)
-  return min(now + ms, HARD - 1)  -- the year 3084
-end
-
-local function kept(ends, ms)
-  return min(ends + ms, 2 ^ 48 - 1)
 end
 
 local latest, latest_text  -- a time takes long to write, and is nearly always the same
@@ -61,51 +53,6 @@ local function put(name, value, keep_until)
   end
 end
 
-local function number_of(column, at)
-  return (read('>I8', column, #column == 8 and 1 or 8 * at - 7))
-end
-
-local function token_of(column, at)
-  if #column == 16 then return column end
-  return sub(column, 16 * at - 15, 16 * at)
-end
-
--- A function that returns the next text at each call.
-local function texts(first)
-  local lengths, joined = ARGV[first], ARGV[first + 1]
-  local all = #lengths == 4 and read('>I4', lengths)
-  local at, place = 1, 1
-  return function()
-    local begins = place
-    place = begins + (all or (read('>I4', lengths, at)))
-    at = at + 4
-    return sub(joined, begins, place - 1)
-  end
-end
-
--- A function that returns the form and the memo of the next item; nothing: as stored.
-local function memos(first)
-  local forms, ids, next_rest = ARGV[first], ARGV[first + 1], texts(first + 2)
-  if forms == '\2' then return function() end end
-  local at, id = 0, 1
-  return function()
-    at = at + 1
-    local form, rest = byte(forms, #forms == 1 and 1 or at), next_rest()
-    if form == 0 then return 0, rest end
-    if form == 2 then return end
-    id = id + 16
-    return 16, sub(ids, id - 16, id - 1) .. rest
-  end
-end
-
--- The form of a hash, and the field that holds it.
-local function hash_field(hash)
-  local size = #hash
-  if size == 0 then return 0, '' end
-  if size == 32 then return 1, hash end
-  return 2, pack('>I2', size) .. hash
-end
-
 -- The position after the hash field that begins at `at`.
 local function past_hash(text, at, form)
   if form == 0 then return at end
@@ -113,52 +60,65 @@ local function past_hash(text, at, form)
   return at + 2 + read('>I2', text, at)
 end
 
-local found = call('MGET', unpack(KEYS))
+local terms, found = ARGV[2], call('MGET', unpack(KEYS))
 local answers = {now, #KEYS}
-local function tell(at, told)
+local function tell(at, what)
   local count = #answers
-  answers[count + 1], answers[count + 2] = at, told
+  answers[count + 1], answers[count + 2] = at, what
 end
 
 
 --# claim
 --
--- For each event: 2 lease, 3 keep, 4 token, 5 generation, 6 to 9 memo. For each name: 10 and 11
--- hash, 12 slide. 13 has the number of names of each event in a byte; empty if all have one. Usually
--- all records of an event were started. Otherwise: the values that are stored now, if all are held;
--- or a letter, the number of the part that decides, and its value (of a busy one, what is left).
+-- Terms of each name: 8 lease, 8 keep, 8 slide, 16 token, 16 generation, 1 number of names of the
+-- event, 1 form of the memo, 1 form of the hash. Own: hash, memo. Usually all records of an event were
+-- started. Otherwise: the values that are stored now, if all are held; or a letter, the number of the
+-- name that decides, and its value (B: how long it is held). The positions are those of events.
 
-local leases, keeps, tokens, generations = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local slides, sizes = ARGV[12], ARGV[13]
-local next_memo, next_hash = memos(6), texts(10)
-local is_uniform = #leases + #keeps + #tokens + #generations == 48
-local token, generation, ends, keep_until, heads, short, memo
+local slide, token, generation, count, short, form, ends, keep_until, head
 
-local function started(form, field)
-  local head = heads[short + form]
-  if not head then
-    head = pack('>BI6I6I4', short, form * HASH + ends, keep_until, 1) .. token .. generation
-    heads[short + form] = head
+local function read_terms(at)
+  local lease, keep
+  lease, keep, slide, token, generation, count, short, form
+    = read('>I8I8I8c16c16BBB', terms, #terms == 59 and 1 or 59 * at - 58)
+  ends = min(now + lease, LATEST)
+  keep_until = min(ends + keep, LATEST_KEEP)
+  head = pack('>BI6I6I4', 16 * short, form * HASH + ends, keep_until, 1) .. token .. generation
+end
+
+-- Nearly all have one part, and find no record, or one that is done with the same content and a
+-- window that does not slide.
+local others
+local at, event = 1, 1
+while at <= #KEYS do
+  if at == 1 or #terms > 59 then read_terms(at) end
+  local value, is_usual = found[at], count == 1
+  if is_usual and not value then
+    put(KEYS[at], head .. ARGV[at + 2], keep_until)
+  elseif is_usual then
+    local first, bits = read('>BI6', value)
+    is_usual = first >= 32 and now < bits % HARD and bits % HASH < HARD
+    if is_usual and form > 0 and bits >= HASH then
+      is_usual = form == 1 and bits < 2 * HASH and sub(value, 16, 47) == sub(ARGV[at + 2], 1, 32)
+    end
+    if is_usual then tell(event, 'D\1' .. value) end
   end
-  return head .. field .. memo
+  if not is_usual then others = {at = at, event = event, next = others} end
+  at, event = at + count, event + 1
 end
+if not others then return answers end
 
--- Done, with a window that cannot slide, and the same content: nothing is written.
-local function is_plain_duplicate(value, form, field)
-  local first, bits = read('>BI6', value)
-  if first < 32 or now >= bits % HARD or bits % HASH >= HARD then return false end
-  local stored = floor(bits / HASH)
-  return form == 0 or stored == 0
-    or form == 1 and stored == 1 and sub(value, 16, 47) == field
-end
-
-local function part_of(at, form, field)
-  local value = found[at]
-  local part = {at = at, name = KEYS[at], form = form, field = field, value = value}
+local function part_of(at)
+  read_terms(at)
+  local value, own = found[at], ARGV[at + 2]
+  local part = {
+    name = KEYS[at], value = value, own = own, slide = slide, form = form, head = head,
+    field = sub(own, 1, past_hash(own, 1, form) - 1),
+  }
   if value then
-    local begins, bits = read('>BI6', value)
+    local first, bits = read('>BI6', value)
     local start = 50
-    part.fate, part.ends = floor(begins / 32), bits % HARD
+    part.fate, part.ends = floor(first / 32), bits % HARD
     part.stored_form, part.has_hard = floor(bits / HASH), bits % HASH >= HARD
     if part.fate == 0 then
       part.is_ours = token ~= NO_TOKEN and sub(value, 18, 33) == token
@@ -168,7 +128,7 @@ local function part_of(at, form, field)
     part.memo_at = past_hash(value, start, part.stored_form)
     part.stored_field = sub(value, start, part.memo_at - 1)
     part.is_same = form == 0 or part.stored_form == 0
-      or form == part.stored_form and field == part.stored_field
+      or form == part.stored_form and part.field == part.stored_field
     part.is_done = part.fate > 0 and now < part.ends
   end
   return part
@@ -189,9 +149,8 @@ end
 
 local function duplicate(part, number)
   if part.has_hard then
-    local slide = number_of(slides, part.at)
-    local pushed = min(now + slide, (read('>I6', part.value, 16)))
-    if slide > 0 and pushed > part.ends then
+    local pushed = min(now + part.slide, (read('>I6', part.value, 16)))
+    if part.slide > 0 and pushed > part.ends then
       local bits = part.stored_form * HASH + HARD + pushed
       part.value = pack('>BI6', byte(part.value), bits) .. sub(part.value, 8)
       put(part.name, part.value, pushed)
@@ -224,131 +183,109 @@ local function refusal(parts)
   end
 end
 
--- Claim a part, and return whether it is a first attempt.
+-- Claim a part, and return whether that started it.
 local function take(part)
-  local is_retry = part.fate == 0 and part.is_same
-  if is_retry then
+  local value, is_started = part.value, part.fate ~= 0 or not part.is_same
+  if is_started then
+    part.value = part.head .. part.own
+  else
     local form, field = part.stored_form, part.stored_field
     if form == 0 then form, field = part.form, part.field end
-    local attempts = min(read('>I4', part.value, 14) + 1, 2 ^ 32 - 1)
-    part.value = pack('>BI6I6I4', byte(part.value), form * HASH + ends, keep_until, attempts)
-      .. token .. sub(part.value, 34, 49) .. field .. sub(part.value, part.memo_at)
-  else
-    part.value = started(part.form, part.field)
+    local attempts = min(read('>I4', value, 14) + 1, 2 ^ 32 - 1)
+    part.value = pack('>BI6I6I4', byte(value), form * HASH + ends, keep_until, attempts)
+      .. token .. sub(value, 34, 49) .. field .. sub(value, part.memo_at)
   end
   put(part.name, part.value, keep_until)
-  return not is_retry
+  return is_started
 end
 
-local function decide(parts)
-  local told = refusal(parts)
-  if told then return told end
-  local values, count = {}, 0
+local function decide(at)
+  local parts = {part_of(at)}
+  for number = 2, count do parts[number] = part_of(at + number - 1) end
+  local refused = refusal(parts)
+  if refused then return refused end
+  local values, started = {}, 0
   for number, part in ipairs(parts) do
-    if not part.is_ours and take(part) then count = count + 1 end
+    if not part.is_ours and take(part) then started = started + 1 end
     values[number] = part.value
   end
-  return count < #parts and values
+  return started < #parts and values
 end
 
--- Nearly all have one part, and find no record or one that is done.
-local at, event = 1, 1
-while at <= #KEYS do
-  if event == 1 or not is_uniform then
-    token, generation = token_of(tokens, event), token_of(generations, event)
-    ends = after(number_of(leases, event))
-    keep_until = kept(ends, number_of(keeps, event))
-    heads = {}
-  end
-  short, memo = next_memo()
-  local count = sizes == '' and 1 or byte(sizes, event)
-  local value, form, field = found[at], hash_field(next_hash())
-  if count == 1 and not value then
-    put(KEYS[at], started(form, field), keep_until)
-  elseif count == 1 and is_plain_duplicate(value, form, field) then
-    tell(event, 'D\1' .. value)
-  else
-    local parts = {part_of(at, form, field)}
-    for number = 2, count do
-      parts[number] = part_of(at + number - 1, hash_field(next_hash()))
-    end
-    local told = decide(parts)
-    if told then tell(event, told) end
-  end
-  at, event = at + count, event + 1
+while others do
+  local answer = decide(others.at)
+  if answer then tell(others.event, answer) end
+  others = others.next
 end
 return answers
 
 
 --# commit
 --
--- 2 generation, 3 window, 4 hard end (0: none), 5 fate, 6 to 9 memo. Usually it is committed;
--- otherwise 0 fenced, 2 already.
+-- Terms: 16 generation, 8 window, 8 hard end (0: none), 1 fate, 1 form of the memo. Own: memo. Usually
+-- it is committed; otherwise 0 fenced, 2 already.
 
-local generations, windows, hards, fates = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local next_memo = memos(6)
-local is_uniform = #generations + #windows + #hards + #fates == 40
-local generation, ends, hard, fate, heads
+local generation, known, ends, hard, fate, how, heads
 for at, name in ipairs(KEYS) do
-  if at == 1 or not is_uniform then
-    generation, fate = token_of(generations, at), number_of(fates, at)
-    ends = after(number_of(windows, at))
-    hard = number_of(hards, at)
-    hard = hard > 0 and pack('>I6', after(hard)) or ''
-    heads = {}
+  if at == 1 or #terms > 34 then
+    local window, hard_ms
+    generation, window, hard_ms, fate, how
+      = read('>c16I8I8BB', terms, #terms == 34 and 1 or 34 * at - 33)
+    known, ends, heads = sub(generation, 1, 8), min(now + window, LATEST), {}
+    hard = hard_ms > 0 and pack('>I6', min(now + hard_ms, LATEST)) or ''
   end
-  local value = found[at]
-  local short, memo = next_memo()
-  if value and byte(value) >= 32 then
-    local is_same = sub(value, 8, 15) == sub(generation, 1, 8)
-    if is_same then
+  local value, answer = found[at], 0
+  local first, second = byte(value or '', 1, 2)
+  if value and first >= 32 then
+    if sub(value, 8, 15) == known then
       -- Written again as it is: WAIT counts the replicas that have what this connection wrote.
       local _, bits = read('>BI6', value)
       put(name, value, bits % HARD)
+      answer = 2
     end
-    tell(at, is_same and 2 or 0)
-  elseif value and find(value, generation, 34, true) == 34 then
-    local first, second = byte(value, 1, 2)
+  elseif value and sub(value, 34, 49) == generation then
     local form, attempts = floor(second / 64), 15
     local high, higher, low, lowest = byte(value, 14, 17)
     if high + higher + low == 0 then attempts = min(lowest, 15) end
-    local rest
-    if memo then
-      rest = sub(value, 50, past_hash(value, 50, form) - 1) .. memo
+    local short, rest = first, ''
+    if how == 2 then
+      rest = sub(value, 50)
     else
-      short, rest = first, sub(value, 50)
+      short, rest = 16 * how, sub(value, 50, past_hash(value, 50, form) - 1) .. ARGV[at + 2]
     end
     local start = 32 * fate + short + attempts
     local head = heads[4 * start + form]
     if not head then
-      head = pack('>BI6', start, form * HASH + (hard == '' and 0 or HARD) + ends)
-        .. sub(generation, 1, 8) .. hard
+      head = pack('>BI6', start, form * HASH + (hard == '' and 0 or HARD) + ends) .. known .. hard
       heads[4 * start + form] = head
     end
     put(name, head .. rest, ends)
-  else
-    tell(at, 0)
+    answer = 1
   end
+  if answer ~= 1 then tell(at, answer) end
 end
 return answers
 
 
 --# release
 --
--- 2 token, 3 delay, 4 keep, 5 unsent, 6 to 9 memo. Usually it is released; otherwise 0 fenced.
+-- Terms: 16 token, 8 delay, 8 keep, 1 unsent, 1 form of the memo. Own: memo. Usually it is released;
+-- otherwise 0 fenced.
 
-local next_memo = memos(6)
 for at, name in ipairs(KEYS) do
-  local value, token, short, memo = found[at], token_of(ARGV[2], at), next_memo()
+  local token, delay, keep, unsent, how
+    = read('>c16I8I8BB', terms, #terms == 34 and 1 or 34 * at - 33)
+  local value = found[at]
   if value and byte(value) < 32 and token ~= NO_TOKEN and sub(value, 18, 33) == token then
     local first, bits, _, attempts = read('>BI6I6I4', value)
     local form = floor(bits / HASH)
     local over = past_hash(value, 50, form)
-    if not memo then short, memo = first, sub(value, over) end
-    local ends = after(number_of(ARGV[3], at))
-    local keep_until = kept(ends, number_of(ARGV[4], at))
-    attempts = math.max(attempts - number_of(ARGV[5], at), 0)
-    put(name, pack('>BI6I6I4', short, form * HASH + ends, keep_until, attempts)
+    local short, memo = 16 * how, ARGV[at + 2]
+    if how == 2 then short, memo = first, sub(value, over) end
+    local ends = min(now + delay, LATEST)
+    local keep_until = min(ends + keep, LATEST_KEEP)
+    put(name, pack('>BI6I6I4', short, form * HASH + ends, keep_until,
+      math.max(attempts - unsent, 0))
       .. NO_TOKEN .. sub(value, 34, over - 1) .. memo, keep_until)
   else
     tell(at, 0)
@@ -359,13 +296,14 @@ return answers
 
 --# extend
 --
--- 2 token, 3 lease. Usually it is extended; otherwise 0 fenced.
+-- Terms: 16 token, 8 lease. Usually it is extended; otherwise 0 fenced.
 
 for at, name in ipairs(KEYS) do
-  local value, token = found[at], token_of(ARGV[2], at)
+  local token, lease = read('>c16I8', terms, #terms == 24 and 1 or 24 * at - 23)
+  local value = found[at]
   if value and byte(value) < 32 and token ~= NO_TOKEN and sub(value, 18, 33) == token then
     local first, bits, keep_until = read('>BI6I6', value)
-    local ends = after(number_of(ARGV[3], at))
+    local ends = min(now + lease, LATEST)
     keep_until = keep_until + math.max(ends - bits % HARD, 0)
     put(name, pack('>BI6I6', first, floor(bits / HASH) * HASH + ends, keep_until)
       .. sub(value, 14), keep_until)
@@ -378,25 +316,23 @@ return answers
 
 --# remember
 --
--- 2 generation, 3 window, 4 fate, 5 to 8 memo, 9 and 10 hash. Usually it is remembered; otherwise
--- 0 known.
+-- Terms: 8 generation, 8 window, 1 fate, 1 form of the memo, 1 form of the hash. Own: hash, memo.
+-- Usually it is remembered; otherwise 0 known.
 
-local next_memo, next_hash = memos(5), texts(9)
 for at, name in ipairs(KEYS) do
-  local value, short, memo = found[at], next_memo()
-  local form, field = hash_field(next_hash())
-  local first, bits
+  local value, first, bits = found[at], nil, nil
   if value then first, bits = read('>BI6', value) end
   if value and now < bits % HARD then
     tell(at, 0)
   else
-    local ends, attempts = after(number_of(ARGV[3], at)), 0
-    local generation = sub(token_of(ARGV[2], at), 1, 8)
+    local generation, window, fate, short, form
+      = read('>c8I8BBB', terms, #terms == 19 and 1 or 19 * at - 18)
+    local ends, attempts = min(now + window, LATEST), 0
     if value and first < 32 then
       attempts, generation = min(read('>I4', value, 14), 15), sub(value, 34, 41)
     end
-    put(name, pack('>BI6', 32 * number_of(ARGV[4], at) + short + attempts, form * HASH + ends)
-      .. generation .. field .. memo, ends)
+    put(name, pack('>BI6', 32 * fate + 16 * short + attempts, form * HASH + ends)
+      .. generation .. ARGV[at + 2], ends)
   end
 end
 return answers
@@ -404,10 +340,10 @@ return answers
 
 --# load
 --
--- For each name: 8 keep until, value. Usually it is loaded; otherwise 0 known.
+-- Own: 8 keep until, value. Usually it is loaded; otherwise 0 known.
 
 for at, name in ipairs(KEYS) do
-  local value, asked = found[at], ARGV[at + 1]
+  local value, asked = found[at], ARGV[at + 2]
   if value and (byte(value) < 32 or now < read('>I6', value, 2) % HARD) then
     tell(at, 0)
   else
@@ -444,20 +380,20 @@ return answers
 
 --# form
 --
--- 2 the form of our records, to be kept if there is none; otherwise the one that is kept.
+-- Terms: the form of our records. Usually it is noted; otherwise the one that is noted already.
 
-if found[1] then tell(1, found[1]) else call('SET', KEYS[1], ARGV[2]) end
+if found[1] then tell(1, found[1]) else call('SET', KEYS[1], terms) end
 return answers
 
 
 --# swap
 --
--- For each name: 1 what to write (0 nothing: it is removed, 1 a value, 2 a value that starts now),
+-- Own: 1 what to write (0 nothing: it is removed, 1 a value, 2 a value that starts now),
 -- 8 keep until, 8 lease, 8 keep, 4 length of the expected value, that value (empty: none), the value.
 -- Usually it is written; otherwise 0: another value is stored.
 
 for at, name in ipairs(KEYS) do
-  local asked = ARGV[at + 1]
+  local asked = ARGV[at + 2]
   local what, keep_until, lease, keep, length = read('>BI8I8I8I4', asked)
   local value = sub(asked, 30 + length)
   if (found[at] or '') ~= sub(asked, 30, 29 + length) then
@@ -467,8 +403,8 @@ for at, name in ipairs(KEYS) do
   else
     if what == 2 then
       local first, bits = read('>BI6', value)
-      local ends = after(lease)
-      keep_until = kept(ends, keep)
+      local ends = min(now + lease, LATEST)
+      keep_until = min(ends + keep, LATEST_KEEP)
       value = pack('>BI6I6', first, floor(bits / HASH) * HASH + ends, keep_until)
         .. sub(value, 14)
     end

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
+from operator import add
 from struct import Struct as Layout
-from struct import iter_unpack
 from typing import Any, ClassVar, Final
 
 from msgspec import Struct
@@ -52,11 +52,16 @@ _FATES = (None, *Fate)
 _UNREADABLE = "a record cannot be read; it was written by a newer version, or not by oncebridge"
 _HARD, _HASH = 2**45, 2**46
 
-_NUMBER = Layout(">Q").pack
-_LENGTH = Layout(">I").pack
+# A token or generation of another length than 16 is cut or filled up; it matches no record.
+_WANT = Layout(">QQQ16s16sBBB").pack
+_COMMIT = Layout(">16sQQBB").pack
+_RELEASE = Layout(">16sQQBB").pack
+_EXTENSION = Layout(">16sQ").pack
+_MEMORY = Layout(">8sQBBB").pack
+_LOAD = Layout(">Q").pack
 _SWAP = Layout(">BQQQI").pack
 _HASH_LENGTH = Layout(">H")
-_ATTEMPTS = Layout(">I")
+_OPEN = Layout(">I16s16s").pack
 
 
 class Script(Struct, frozen=True):
@@ -87,89 +92,101 @@ def _without_comments(source: str) -> str:
 
 # --- arguments --------------------------------------------------------------------------
 
-Arguments = Sequence[bytes]
-
 
 class Named(Columns[bytes], frozen=True, gc=False):
-    """Keys for a script that takes one argument for each, or none at all."""
+    """Keys for a script whose terms are *terms*; *own* has one argument for each key, or is empty."""
 
     row: ClassVar = bytes
 
-    arguments: Column[bytes] = b""
+    own: Sequence[bytes] = ()
+    terms: bytes = b""
 
 
 Batch = Wants | Columns[Any]
+_Arguments = tuple[bytes, Sequence[bytes]]
+"""The terms, and the own value of each name."""
 
 
-def _wants_arguments(wants: Wants) -> Arguments:
-    return (
-        _numbers(wants.lease_ms),
-        _numbers(wants.keep_ms),
-        _checked_tokens(wants.token, {0, 16}),
-        _checked_tokens(wants.generation, {16}),
-        *_memos(wants.memo, len(wants)),
-        *_texts(wants.hash, len(wants.keys)),
-        _numbers(wants.slide_ms),
-        b"" if wants.sizes is None else bytes(wants.sizes),
-    )
+def _encode_wants(batch: Wants) -> _Arguments:
+    for tokens, sizes in ((batch.token, {0, 16}), (batch.generation, {16})):
+        if not sizes.issuperset(map(len, tokens if isinstance(tokens, list) else (tokens,))):
+            raise StoreError("a claim needs a token and a generation of 16 bytes each")
+    short, memos = _memos(batch.memo, len(batch))
+    columns = [batch.lease_ms, batch.keep_ms, batch.token, batch.generation, 1, short]
+    if batch.sizes is not None:
+        columns[4] = batch.sizes
+        memos, *columns = [_for_each_key(column, batch.sizes) for column in (memos, *columns)]
+    form, own = _with_hashes(batch.hash, memos)
+    return _terms(_WANT, [*columns[:2], batch.slide_ms, *columns[2:], form], len(batch.keys)), own
 
 
-def _commits_arguments(commits: Commits) -> Arguments:
-    return (
-        _tokens(commits.generation),
-        _numbers(commits.window_ms),
-        _numbers(commits.hard_ms),
-        _numbers(commits.fate),
-        *_memos(commits.memo, len(commits.keys)),
-    )
+def _encode_commits(batch: Commits) -> _Arguments:
+    form, own = _memos(batch.memo, len(batch.keys))
+    columns = [batch.generation, batch.window_ms, batch.hard_ms, batch.fate, form]
+    return _terms(_COMMIT, columns, len(batch.keys)), own
 
 
-def _releases_arguments(releases: Releases) -> Arguments:
-    return (
-        _tokens(releases.token),
-        _numbers(releases.delay_ms),
-        _numbers(releases.keep_ms),
-        _numbers(releases.unsent),
-        *_memos(releases.memo, len(releases.keys)),
-    )
+def _encode_releases(batch: Releases) -> _Arguments:
+    form, own = _memos(batch.memo, len(batch.keys))
+    columns = [batch.token, batch.delay_ms, batch.keep_ms, batch.unsent, form]
+    return _terms(_RELEASE, columns, len(batch.keys)), own
 
 
-def _extensions_arguments(extensions: Extensions) -> Arguments:
-    return _tokens(extensions.token), _numbers(extensions.lease_ms)
+def _encode_extensions(batch: Extensions) -> _Arguments:
+    return _terms(_EXTENSION, [batch.token, batch.lease_ms], len(batch.keys)), ()
 
 
-def _memories_arguments(memories: Memories) -> Arguments:
-    count = len(memories.keys)
-    return (
-        _tokens(memories.generation),
-        _numbers(memories.window_ms),
-        _numbers(memories.fate),
-        *_memos(memories.memo, count),
-        *_texts(memories.hash, count),
-    )
+def _encode_memories(batch: Memories) -> _Arguments:
+    short, memos = _memos(batch.memo, len(batch.keys))
+    form, own = _with_hashes(batch.hash, memos)
+    columns = [batch.generation, batch.window_ms, batch.fate, short, form]
+    return _terms(_MEMORY, columns, len(batch.keys)), own
 
 
-def _named_arguments(named: Named) -> Arguments:
-    return named.arguments if isinstance(named.arguments, list) else ()
-
-
-_ENCODERS: Final[Mapping[type, Callable[[Any], Arguments]]] = {
-    Wants: _wants_arguments,
-    Commits: _commits_arguments,
-    Releases: _releases_arguments,
-    Extensions: _extensions_arguments,
-    Memories: _memories_arguments,
-    Named: _named_arguments,
+_ENCODERS: Final[Mapping[type, Callable[[Any], _Arguments]]] = {
+    Wants: _encode_wants,
+    Commits: _encode_commits,
+    Releases: _encode_releases,
+    Extensions: _encode_extensions,
+    Memories: _encode_memories,
+    Named: lambda batch: (batch.terms, batch.own),
 }
 
 
-def encode(batch: Batch) -> Arguments:
-    """Return the arguments of the script for *batch*, after the time."""
+def encode(batch: Batch) -> _Arguments:
+    """Return the arguments of the script for *batch*."""
     return _ENCODERS[type(batch)](batch)
 
 
+def _terms(pack: Callable[..., bytes], columns: Sequence[Column[Any]], count: int) -> bytes:
+    """Return the terms of all items once if they are the same, otherwise those of each."""
+    if list not in map(type, columns):
+        return pack(*columns)
+    return b"".join(map(pack, *[spread(column, count) for column in columns]))
+
+
+def _for_each_key(column: Column[Any], sizes: Sequence[int]) -> Column[Any]:
+    """Return a column of events as one of their keys."""
+    if not isinstance(column, list):
+        return column
+    return [value for value, size in zip(column, sizes, strict=True) for _ in range(size)]
+
+
+def _with_hashes(column: Column[bytes], memos: Sequence[bytes]) -> tuple[Column[int], list[bytes]]:
+    """Return the form of the hashes, and each hash with its memo."""
+    if not column:
+        return 0, [*memos]
+    hashes = spread(column, len(memos))
+    if {32}.issuperset(map(len, hashes)):
+        return 1, [*map(add, hashes, memos)]
+    fields = [_hash_field(content) for content in hashes]
+    return [form for form, _ in fields], [
+        field + memo for (_, field), memo in zip(fields, memos, strict=True)
+    ]
+
+
 def encode_load(record: Record) -> bytes:
-    return _NUMBER(_within(record.keep_until_ms, _LATEST_KEEP_MS)) + encode_record(record)
+    return _LOAD(_within(record.keep_until_ms, _LATEST_KEEP_MS)) + encode_record(record)
 
 
 def encode_swap(expected: bytes, value: bytes, keep_until_ms: int) -> bytes:
@@ -180,39 +197,6 @@ def encode_swap(expected: bytes, value: bytes, keep_until_ms: int) -> bytes:
 def encode_start(value: bytes, lease_ms: int, keep_ms: int) -> bytes:
     """Write *value*, with a lease from now on, if there is no record."""
     return _SWAP(2, 0, lease_ms, keep_ms, 0) + value
-
-
-def _numbers(column: Column[int] | Column[Fate] | Column[bool]) -> bytes:
-    return b"".join(map(_NUMBER, column)) if isinstance(column, list) else _NUMBER(column)
-
-
-def _tokens(column: Column[bytes]) -> bytes:
-    return b"".join(map(_sixteen, column)) if isinstance(column, list) else _sixteen(column)
-
-
-def _sixteen(name: bytes) -> bytes:
-    """Return a token or generation with 16 bytes; one of another length matches no record."""
-    return name if len(name) == 16 else name[:16].ljust(16, b"\0")
-
-
-def _checked_tokens(column: Column[bytes], sizes: set[int]) -> bytes:
-    if sizes.issuperset(map(len, column if isinstance(column, list) else (column,))):
-        return _tokens(column)
-    raise StoreError("a claim needs a token and a generation of 16 bytes each")
-
-
-def _texts(column: Column[bytes], count: int) -> tuple[bytes, bytes]:
-    """Return the lengths of texts (only one if all are as long), and the texts joined."""
-    if not column:
-        return _NO_LENGTH, b""
-    texts = spread(column, count)
-    sizes = list(map(len, texts))
-    if sizes.count(sizes[0]) == count:
-        return _LENGTH(sizes[0]), b"".join(texts)
-    return b"".join(map(_LENGTH, sizes)), b"".join(texts)
-
-
-_NO_LENGTH = _LENGTH(0)
 
 
 def _hash_field(content: bytes) -> tuple[int, bytes]:
@@ -236,9 +220,7 @@ def encode_record(record: Record) -> bytes:
             bytes((16 * is_short,))
             + (form * _HASH + until).to_bytes(6, "big")
             + _within(record.keep_until_ms, _LATEST_KEEP_MS).to_bytes(6, "big")
-            + _ATTEMPTS.pack(_within(record.attempts, 2**32 - 1))
-            + _sixteen(record.token)
-            + _sixteen(record.generation)
+            + _OPEN(_within(record.attempts, 2**32 - 1), record.token, record.generation)
             + field
             + memo
         )
@@ -246,7 +228,7 @@ def encode_record(record: Record) -> bytes:
     return (
         bytes((32 * record.fate + 16 * is_short + _within(record.attempts, 15),))
         + (form * _HASH + (_HARD if hard else 0) + until).to_bytes(6, "big")
-        + _sixteen(record.generation)[:8]
+        + record.generation[:8].ljust(8, b"\0")
         + (hard.to_bytes(6, "big") if hard else b"")
         + field
         + memo
@@ -304,26 +286,25 @@ _HEX = b"0123456789abcdef"
 _SHAPE = bytes.maketrans(b"h" + _HEX, b"x" + b"h" * 16)
 _UUID = b"hhhhhhhh-hhhh-hhhh-hhhh-hhhhhhhhhhhh"
 _BEGINNING = b'["' + _UUID + b'",'
-_PLAIN, _SHORT, _AS_STORED = b"\0", b"\1", b"\2"
 
 
-def _memos(column: Column[Any], count: int) -> tuple[bytes, ...]:
-    """Return the forms of memos, the ids of those in short form, and the rest of each as texts."""
-    if not column:
-        return _AS_STORED if column is None else _PLAIN, b"", _NO_LENGTH, b""
-    memos = spread(column, count)
-    if None not in memos and (alike := _shorten_alike(memos)) is not None:
-        return alike
-    given = [(2, b"") if memo is None else _shorten_memo(memo) for memo in memos]
-    return (
-        bytes([form for form, _ in given]),
-        b"".join([text[:16] for form, text in given if form == 1]),
-        *_texts([text[16:] if form == 1 else text for form, text in given], count),
-    )
+def _memos(column: Column[Any], count: int) -> tuple[Column[int], list[bytes]]:
+    """Return the form of memos, and each in this form; none if all stay as they are stored."""
+    if not isinstance(column, list):
+        form, memo = _memo_field(column)
+        return form, [] if column is None else [memo] * count
+    if count > 1 and None not in column and (alike := _shorten_alike(column)) is not None:
+        return 1, alike
+    fields = [_memo_field(memo) for memo in column]
+    return [form for form, _ in fields], [memo for _, memo in fields]
 
 
-def _shorten_alike(memos: Sequence[bytes]) -> tuple[bytes, ...] | None:
-    """Return what `_memos` does if all have a short form and one shape; faster than one by one."""
+def _memo_field(memo: bytes | None) -> tuple[int, bytes]:
+    return (2, b"") if memo is None else _shorten_memo(memo)
+
+
+def _shorten_alike(memos: Sequence[bytes]) -> list[bytes] | None:
+    """Return the short forms of memos if all have one and are of one shape; faster than each."""
     first, whole = memos[0], b"".join(memos)
     shape = first.translate(_SHAPE)
     if (
@@ -333,9 +314,9 @@ def _shorten_alike(memos: Sequence[bytes]) -> tuple[bytes, ...] | None:
         or len(set(map(len, memos))) > 1
     ):
         return None
-    rest = len(first) - 41
-    ids, rests = zip(*iter_unpack(f"2x36s2x{rest}sx", whole), strict=True)
-    return _SHORT, unhexlify(b"".join(ids).replace(b"-", b"")), _LENGTH(rest), b"".join(rests)
+    ids = unhexlify(b"".join([memo[2:38] for memo in memos]).replace(b"-", b""))
+    starts = range(0, len(ids), 16)
+    return [ids[at : at + 16] + memo[40:-1] for at, memo in zip(starts, memos, strict=True)]
 
 
 def _shorten_memo(memo: bytes) -> tuple[int, bytes]:

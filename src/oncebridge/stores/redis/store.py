@@ -180,7 +180,7 @@ class RedisStore:
 
     async def _check_form(self) -> None:
         """Check that this version can read the records; a new store notes their form."""
-        form = Named([scripts.FORM_KEY], [b"%d" % scripts.FORM])
+        form = Named([scripts.FORM_KEY], terms=b"%d" % scripts.FORM)
         told, _ = await self._run("form", form)
         kept = _or_raise(told.get(0, b"%d" % scripts.FORM))
         if not isinstance(kept, bytes):
@@ -221,7 +221,7 @@ class RedisStore:
         return await self._each("remember", memories, Reply.REMEMBERED, _KNOWN, self._copies)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        named = Named([one.key for one in records], [scripts.encode_load(one) for one in records])
+        named = Named([one.key for one in records], [*map(scripts.encode_load, records)])
         return await self._each("load", named, Reply.REMEMBERED, _KNOWN, self._copies)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
@@ -460,7 +460,8 @@ class RedisStore:
         script, prefix = self._scripts[name], self._prefix
         names = [prefix + key for key in batch.keys]
         now = b"" if self._clock is None else b"%d" % self._clock()
-        command: Command = (b"EVALSHA", script.sha, len(names), *names, now, *encode(batch))
+        terms, own = encode(batch)
+        command: Command = (b"EVALSHA", script.sha, len(names), *names, now, terms, *own)
         return RedisRequest(command, slot, len(names), script)
 
     def _note_time(self, now_ms: int) -> None:
