@@ -10,7 +10,7 @@ from oncebridge.events.key import Part
 from oncebridge.stores.api import Busy, Claim, Duplicate, Fate, NoAnswer, Record, Want, Wants
 from oncebridge.stores.conditional import ConditionalStore
 from oncebridge.stores.redis.cluster_claims import ClusterBackend
-from oncebridge.stores.redis.scripts import Named, decode_record, encode_record
+from oncebridge.stores.redis.scripts import KeyBatch, decode_record, encode_record
 from oncebridge.testing import ManualClock
 
 HOUR = 3_600_000
@@ -28,13 +28,13 @@ class Servers:
         self.full: set[bytes] = set()
         """Those who can be read, but take nothing."""
 
-    async def decide(self, script: str, asked: Named) -> tuple[dict[int, object], list[int]]:
+    async def decide(self, script: str, asked: KeyBatch) -> tuple[dict[int, object], list[int]]:
         times = [self.now(key) for key in asked.keys]
         if script == "look":
             given = [self.values.get(key) for key in asked.keys]
         else:
             given = [self._swap(*one) for one in zip(asked.keys, asked.own, strict=True)]
-        return {at: told for at, told in enumerate(given) if told is not None}, times
+        return {at: one for at, one in enumerate(given) if one is not None}, times
 
     def now(self, key: bytes) -> int:
         return self.clock() + self.ahead[key]

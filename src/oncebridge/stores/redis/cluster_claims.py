@@ -27,15 +27,15 @@ from oncebridge.stores.conditional import (
     change_in_turn,
 )
 from oncebridge.stores.redis.scripts import (
-    Named,
+    KeyBatch,
     decode_record,
     encode_record,
     encode_start,
     encode_swap,
 )
 
-RunScript = Callable[[str, Named], Awaitable[tuple[dict[int, Any], list[int]]]]
-"""Run a script; return what it told by position, and for each key the time of its server."""
+RunScript = Callable[[str, KeyBatch], Awaitable[tuple[dict[int, Any], list[int]]]]
+"""Run a script; return the outcomes that are not usual, and the time of the server of each key."""
 
 _DIFFERS = RecordDiffers()
 
@@ -62,10 +62,10 @@ class ClusterBackend:
         return self._now_ms
 
     async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
-        told, times = await self._run_script("look", Named([*keys]))
+        values, times = await self._run_script("look", KeyBatch([*keys]))
         entries: list[VersionedRecord | NoAnswer | None] = []
         for at, key in enumerate(keys):
-            value = told.get(at)
+            value = values.get(at)
             if isinstance(value, StoreError):
                 entries.append(NoAnswer(str(value)))
             elif value is None:
@@ -82,12 +82,12 @@ class ClusterBackend:
     async def change(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
         now = self._now_ms
         asked = [_swap_arguments(change, now) for change in changes]
-        told, times = await self._run_script("swap", Named([c.key for c in changes], asked))
+        unusual, times = await self._run_script("swap", KeyBatch([c.key for c in changes], asked))
         answers: list[ChangeAnswer] = []
         for at, change in enumerate(changes):
-            if isinstance(problem := told.get(at), StoreError):
+            if isinstance(problem := unusual.get(at), StoreError):
                 answers.append(NoAnswer(str(problem)))
-            elif at in told:
+            elif at in unusual:
                 answers.append(_DIFFERS)
             else:
                 answers.append(RecordChanged(self._written(change, times[at], now)))

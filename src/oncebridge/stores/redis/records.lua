@@ -2,8 +2,8 @@
 --
 -- Each operation is one script over a batch: KEYS are the names of the records, ARGV[1] is the
 -- time (empty: the server's own). All values are read at once; each item is then decided and
--- written separately. The answer is the time, the number of names, and then, only for items that
--- did not go as usual, their position and what there is to tell.
+-- written separately. The answer is the time, the number of names, and then the position and the
+-- outcome of each item whose outcome is not the usual one.
 --
 -- ARGV[2] has the terms, values of fixed size: once if all items have the same, otherwise those of
 -- each item, one after the other. The arguments from ARGV[3] on are the own values of each item. A
@@ -62,25 +62,25 @@ end
 
 local terms, found = ARGV[2], call('MGET', unpack(KEYS))
 local answers = {now, #KEYS}
-local function tell(at, what)
+local function report(at, outcome)
   local count = #answers
-  answers[count + 1], answers[count + 2] = at, what
+  answers[count + 1], answers[count + 2] = at, outcome
 end
 
 
 --# claim
 --
--- Terms of each name: 8 lease, 8 keep, 8 slide, 16 token, 16 generation, 1 number of names of the
--- event, 1 form of the memo, 1 form of the hash. Own: hash, memo. Usually all records of an event were
+-- Terms of each name: 8 lease, 8 keep, 16 token, 16 generation, 1 number of names of the event, 1 form
+-- of the memo, 8 slide, 1 form of the hash. Own: hash, memo. Usually all records of an event were
 -- started. Otherwise: the values that are stored now, if all are held; or a letter, the number of the
 -- name that decides, and its value (B: how long it is held). The positions are those of events.
 
-local slide, token, generation, count, short, form, ends, keep_until, head
+local token, count, slide, form, ends, keep_until, head
 
 local function read_terms(at)
-  local lease, keep
-  lease, keep, slide, token, generation, count, short, form
-    = read('>I8I8I8c16c16BBB', terms, #terms == 59 and 1 or 59 * at - 58)
+  local lease, keep, generation, short
+  lease, keep, token, generation, count, short, slide, form
+    = read('>I8I8c16c16BBI8B', terms, #terms == 59 and 1 or 59 * at - 58)
   ends = min(now + lease, LATEST)
   keep_until = min(ends + keep, LATEST_KEEP)
   head = pack('>BI6I6I4', 16 * short, form * HASH + ends, keep_until, 1) .. token .. generation
@@ -101,7 +101,7 @@ while at <= #KEYS do
     if is_usual and form > 0 and bits >= HASH then
       is_usual = form == 1 and bits < 2 * HASH and sub(value, 16, 47) == sub(ARGV[at + 2], 1, 32)
     end
-    if is_usual then tell(event, 'D\1' .. value) end
+    if is_usual then report(event, 'D\1' .. value) end
   end
   if not is_usual then others = {at = at, event = event, next = others} end
   at, event = at + count, event + 1
@@ -214,7 +214,7 @@ end
 
 while others do
   local answer = decide(others.at)
-  if answer then tell(others.event, answer) end
+  if answer then report(others.event, answer) end
   others = others.next
 end
 return answers
@@ -262,7 +262,7 @@ for at, name in ipairs(KEYS) do
     put(name, head .. rest, ends)
     answer = 1
   end
-  if answer ~= 1 then tell(at, answer) end
+  if answer ~= 1 then report(at, answer) end
 end
 return answers
 
@@ -288,7 +288,7 @@ for at, name in ipairs(KEYS) do
       math.max(attempts - unsent, 0))
       .. NO_TOKEN .. sub(value, 34, over - 1) .. memo, keep_until)
   else
-    tell(at, 0)
+    report(at, 0)
   end
 end
 return answers
@@ -308,7 +308,7 @@ for at, name in ipairs(KEYS) do
     put(name, pack('>BI6I6', first, floor(bits / HASH) * HASH + ends, keep_until)
       .. sub(value, 14), keep_until)
   else
-    tell(at, 0)
+    report(at, 0)
   end
 end
 return answers
@@ -323,7 +323,7 @@ for at, name in ipairs(KEYS) do
   local value, first, bits = found[at], nil, nil
   if value then first, bits = read('>BI6', value) end
   if value and now < bits % HARD then
-    tell(at, 0)
+    report(at, 0)
   else
     local generation, window, fate, short, form
       = read('>c8I8BBB', terms, #terms == 19 and 1 or 19 * at - 18)
@@ -345,7 +345,7 @@ return answers
 for at, name in ipairs(KEYS) do
   local value, asked = found[at], ARGV[at + 2]
   if value and (byte(value) < 32 or now < read('>I6', value, 2) % HARD) then
-    tell(at, 0)
+    report(at, 0)
   else
     put(name, sub(asked, 9), (read('>I8', asked)))
   end
@@ -360,7 +360,7 @@ return answers
 for at, name in ipairs(KEYS) do
   local value = found[at]
   if not value or byte(value) < 32 and now < read('>I6', value, 2) % HARD then
-    tell(at, 0)
+    report(at, 0)
   else
     call('DEL', name)
   end
@@ -373,7 +373,7 @@ return answers
 -- Usually there is no record; otherwise its value.
 
 for at, value in ipairs(found) do
-  if value then tell(at, value) end
+  if value then report(at, value) end
 end
 return answers
 
@@ -382,7 +382,7 @@ return answers
 --
 -- Terms: the form of our records. Usually it is noted; otherwise the one that is noted already.
 
-if found[1] then tell(1, found[1]) else call('SET', KEYS[1], terms) end
+if found[1] then report(1, found[1]) else call('SET', KEYS[1], terms) end
 return answers
 
 
@@ -397,7 +397,7 @@ for at, name in ipairs(KEYS) do
   local what, keep_until, lease, keep, length = read('>BI8I8I8I4', asked)
   local value = sub(asked, 30 + length)
   if (found[at] or '') ~= sub(asked, 30, 29 + length) then
-    tell(at, 0)
+    report(at, 0)
   elseif what == 0 then
     call('DEL', name)
   else

@@ -1,8 +1,7 @@
 """
 The arguments and results of the scripts in `records.lua`, which documents both.
 
-Arguments are columns as the batch has them: what all items share is sent once. MessagePack would
-take the server twice as long, and the one in Redis cannot read byte strings of current encoders.
+What all items of a batch share is sent once. MessagePack would take the server twice as long, and the one in Redis cannot read byte strings of current encoders.
 """
 
 import re
@@ -53,7 +52,7 @@ _UNREADABLE = "a record cannot be read; it was written by a newer version, or no
 _HARD, _HASH = 2**45, 2**46
 
 # A token or generation of another length than 16 is cut or filled up; it matches no record.
-_WANT = Layout(">QQQ16s16sBBB").pack
+_WANT = Layout(">QQ16s16sBBQB").pack
 _COMMIT = Layout(">16sQQBB").pack
 _RELEASE = Layout(">16sQQBB").pack
 _EXTENSION = Layout(">16sQ").pack
@@ -93,12 +92,13 @@ def _without_comments(source: str) -> str:
 # --- arguments --------------------------------------------------------------------------
 
 
-class Named(Columns[bytes], frozen=True, gc=False):
-    """Keys for a script whose terms are *terms*; *own* has one argument for each key, or is empty."""
+class KeyBatch(Columns[bytes], frozen=True, gc=False):
+    """Keys for a script with other terms than those of a store's operations."""
 
     row: ClassVar = bytes
 
     own: Sequence[bytes] = ()
+    """The argument for each key, if the script takes one."""
     terms: bytes = b""
 
 
@@ -112,12 +112,12 @@ def _encode_wants(batch: Wants) -> _Arguments:
         if not sizes.issuperset(map(len, tokens if isinstance(tokens, list) else (tokens,))):
             raise StoreError("a claim needs a token and a generation of 16 bytes each")
     short, memos = _memos(batch.memo, len(batch))
-    columns = [batch.lease_ms, batch.keep_ms, batch.token, batch.generation, 1, short]
+    size = 1 if batch.sizes is None else batch.sizes
+    columns = [batch.lease_ms, batch.keep_ms, batch.token, batch.generation, size, short]
     if batch.sizes is not None:
-        columns[4] = batch.sizes
         memos, *columns = [_for_each_key(column, batch.sizes) for column in (memos, *columns)]
     form, own = _with_hashes(batch.hash, memos)
-    return _terms(_WANT, [*columns[:2], batch.slide_ms, *columns[2:], form], len(batch.keys)), own
+    return _terms(_WANT, [*columns, batch.slide_ms, form], len(batch.keys)), own
 
 
 def _encode_commits(batch: Commits) -> _Arguments:
@@ -149,7 +149,7 @@ _ENCODERS: Final[Mapping[type, Callable[[Any], _Arguments]]] = {
     Releases: _encode_releases,
     Extensions: _encode_extensions,
     Memories: _encode_memories,
-    Named: lambda batch: (batch.terms, batch.own),
+    KeyBatch: lambda batch: (batch.terms, batch.own),
 }
 
 
@@ -261,16 +261,31 @@ def _read(key: bytes, value: bytes) -> Record:
             hard, at = int.from_bytes(value[15:21], "big"), 21
     if len(value) < at:
         raise ValueError("it is too short")
-    content, memo = _content_and_memo(value, at, bits // _HASH, is_short=first & 16)
+    start, end = _hash_place(value, at, bits // _HASH)
+    memo = _restore_memo(value[end:]) if first & 16 else value[end:]
+    content = value[start:end]
     return Record(key, token, generation, until, attempts, content, fate, memo, hard, keep_until)
 
 
-def _content_and_memo(value: bytes, at: int, form: int, *, is_short: int) -> tuple[bytes, bytes]:
-    size = (0, 32, 0)[form]
+def _fate_and_memo(value: bytes) -> tuple[Fate, bytes]:
+    """Return these of a done record; faster than `decode_record`."""
+    try:
+        first, second = value[0], value[1]
+        fate = _FATES[first >> 5]
+        _, end = _hash_place(value, 21 if second & 32 else 15, second >> 6)  # after a hard end
+        memo = value[end:]
+    except (IndexError, ValueError) as error:
+        raise StoreError(_UNREADABLE) from error
+    if fate is None:
+        raise StoreError(_UNREADABLE)
+    return fate, _restore_memo(memo) if first & 16 else memo
+
+
+def _hash_place(value: bytes, at: int, form: int) -> tuple[int, int]:
+    """Return where the hash in the field at position *at* begins and ends."""
     if form == 2:
-        size, at = int.from_bytes(value[at : at + 2], "big"), at + 2
-    memo = value[at + size :]
-    return value[at : at + size], _restore_memo(memo) if is_short else memo
+        return at + 2, at + 2 + int.from_bytes(value[at : at + 2], "big")
+    return at, at + (0, 32)[form]
 
 
 def _within(number: int, most: int) -> int:
@@ -346,31 +361,17 @@ def _restore_memo(kept: bytes) -> bytes:
 # --- results ----------------------------------------------------------------------------
 
 
-def claim_answer(wants: Wants, at: int, told: Any, now_ms: int) -> ClaimAnswer | int:
-    """Return the answer to the claim at position *at*, of which the script has *told* something."""
-    if isinstance(told, list):
+def claim_answer(wants: Wants, at: int, outcome: Any, now_ms: int) -> ClaimAnswer | int:
+    """Return the answer to the claim at position *at*, whose outcome was not the usual one."""
+    if isinstance(outcome, list):
         want = wants[at]
-        records = [decode_record(p.key, v) for p, v in zip(want.parts, told, strict=True)]
+        records = [decode_record(p.key, v) for p, v in zip(want.parts, outcome, strict=True)]
         held = tuple([Held(r.key, r.generation, r.attempts, r.memo) for r in records])
         claim = Claim(want.token, held, now_ms)
         return HELD if claim.is_as_asked(want) else claim
-    letter, number, value = told[:1], told[1] - 1, told[2:]
+    letter, number, value = outcome[:1], outcome[1] - 1, outcome[2:]
     key = wants.keys[at if wants.sizes is None else wants.places(at)[number]]
     if letter == b"B":
         return Busy(key, int.from_bytes(value, "big"))
     fate, memo = _fate_and_memo(value)
     return Duplicate(key, fate, memo) if letter == b"D" else Mismatch(key, memo)
-
-
-def _fate_and_memo(value: bytes) -> tuple[Fate, bytes]:
-    """Return these of a done record; faster than `decode_record`."""
-    try:
-        first, second = value[:2]
-        fate = _FATES[first >> 5]
-        at = 21 if second & 32 else 15  # with a hard end or without
-        _, memo = _content_and_memo(value, at, second >> 6, is_short=first & 16)
-    except (IndexError, ValueError) as error:
-        raise StoreError(_UNREADABLE) from error
-    if fate is None:
-        raise StoreError(_UNREADABLE)
-    return fate, memo

@@ -70,7 +70,7 @@ from oncebridge.stores.redis.connection import (
     parse_info,
 )
 from oncebridge.stores.redis.options import RedisOptions, check, tls_context
-from oncebridge.stores.redis.scripts import Batch, Named, encode
+from oncebridge.stores.redis.scripts import Batch, KeyBatch, encode
 from oncebridge.stores.redis.servers import (
     Cluster,
     OneServer,
@@ -87,8 +87,8 @@ _log = logging.getLogger("oncebridge")
 _Answer = TypeVar("_Answer")
 _Piece = tuple[int, Sequence[int]]
 """A slot, and the positions of its items that go into one script."""
-_Told = dict[int, Any]
-"""What a script told, by position; a `StoreError` where it did not run. Items without went as usual."""
+_Unusual = dict[int, Any]
+"""Outcomes of a script that are not the usual one, by position; a `StoreError` if it did not run."""
 _Clocks = list[tuple[int, Sequence[int]]]
 """The times of servers, with the positions of the items that each decided."""
 
@@ -180,9 +180,9 @@ class RedisStore:
 
     async def _check_form(self) -> None:
         """Check that this version can read the records; a new store notes their form."""
-        form = Named([scripts.FORM_KEY], terms=b"%d" % scripts.FORM)
-        told, _ = await self._run("form", form)
-        kept = _or_raise(told.get(0, b"%d" % scripts.FORM))
+        form = KeyBatch([scripts.FORM_KEY], terms=b"%d" % scripts.FORM)
+        unusual, _ = await self._run("form", form)
+        kept = _or_raise(unusual.get(0, b"%d" % scripts.FORM))
         if not isinstance(kept, bytes):
             raise self._invalid_reply()
         if not kept.isdigit() or int(kept) > scripts.FORM:
@@ -221,21 +221,21 @@ class RedisStore:
         return await self._each("remember", memories, Reply.REMEMBERED, _KNOWN, self._copies)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        named = Named([one.key for one in records], [*map(scripts.encode_load, records)])
+        named = KeyBatch([one.key for one in records], [*map(scripts.encode_load, records)])
         return await self._each("load", named, Reply.REMEMBERED, _KNOWN, self._copies)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
-        told, _ = await self._run("look", Named([*keys]))
-        _require_all(told)
+        unusual, _ = await self._run("look", KeyBatch([*keys]))
+        _require_all(unusual)
         return [
-            scripts.decode_record(key, told[at]) if at in told else None
+            scripts.decode_record(key, unusual[at]) if at in unusual else None
             for at, key in enumerate(keys)
         ]
 
     async def forget(self, keys: Sequence[bytes]) -> list[bool]:
-        told, _ = await self._run("forget", Named([*keys]))
-        _require_all(told)
-        return [at not in told for at in range(len(keys))]
+        unusual, _ = await self._run("forget", KeyBatch([*keys]))
+        _require_all(unusual)
+        return [at not in unusual for at in range(len(keys))]
 
     async def purge(self, limit: int = 1000) -> int:  # noqa: ARG002 - Redis does it by itself
         """Do nothing: Redis removes expired records."""
@@ -313,12 +313,12 @@ class RedisStore:
     # --- claims -------------------------------------------------------------------------
 
     async def _claim(self, wants: Wants) -> ClaimAnswers:
-        told, clocks = await self._run("claim", wants)
+        unusual, clocks = await self._run("claim", wants)
         each: list[ClaimAnswer | int] = [HELD] * len(wants)
         now_ms = max([now for now, _ in clocks], default=0)
-        _require_some(told, len(each))
+        _require_some(unusual, len(each))
         try:
-            for at, one in told.items():
+            for at, one in unusual.items():
                 try:
                     each[at] = scripts.claim_answer(wants, at, _or_raise(one), now_ms)
                 except StoreError as error:
@@ -350,14 +350,14 @@ class RedisStore:
         )
         return await ConditionalStore(backend).claim(wants)
 
-    async def _ask_about(self, script: str, named: Named) -> tuple[_Told, list[int]]:
-        """Return what the script told, and for each item the time of its server."""
-        told, clocks = await self._run(script, named)
+    async def _ask_about(self, script: str, named: KeyBatch) -> tuple[_Unusual, list[int]]:
+        """Run a script; see `RunScript`."""
+        unusual, clocks = await self._run(script, named)
         times = [0] * len(named)
         for now, places in clocks:
             for at in places:
                 times[at] = now
-        return told, times
+        return unusual, times
 
     # --- running scripts ----------------------------------------------------------------
 
@@ -366,29 +366,26 @@ class RedisStore:
         script: str,
         batch: Batch,
         usual: _Answer,
-        others: Mapping[int, _Answer],
+        meanings: Mapping[int, _Answer],
         replicas: ReplicaWait | None = None,
     ) -> list[_Answer | NoAnswer]:
-        """Run a script, and return *usual* for each item, or which of *others* it told."""
-        told, _ = await self._run(script, batch, replicas)
+        """Run a script, and return *usual* for each item, or what another outcome means."""
+        unusual, _ = await self._run(script, batch, replicas)
         answers: list[_Answer | NoAnswer] = [usual] * len(batch)
-        _require_some(told, len(answers))
+        _require_some(unusual, len(answers))
         try:
-            for at, one in told.items():
-                answers[at] = NoAnswer(str(one)) if isinstance(one, StoreError) else others[one]
+            for at, one in unusual.items():
+                answers[at] = NoAnswer(str(one)) if isinstance(one, StoreError) else meanings[one]
         except (KeyError, TypeError):
             raise self._invalid_reply() from None
         return answers
 
     async def _run(
-        self,
-        script: str,
-        batch: Batch,
-        replicas: ReplicaWait | None = None,
-    ) -> tuple[_Told, _Clocks]:
+        self, script: str, batch: Batch, replicas: ReplicaWait | None = None
+    ) -> tuple[_Unusual, _Clocks]:
         """Run a script over *batch*, in as few pieces as possible."""
         self._check_open()
-        told: _Told = {}
+        unusual: _Unusual = {}
         clocks: _Clocks = []
         pieces = self._pieces(batch)
         while pieces:
@@ -398,35 +395,26 @@ class RedisStore:
                 )
                 for slot, piece in pieces
             ]
-            replies = await self._answers(requests, replicas)
+            replies: list[Any]
+            try:
+                replies = await self._servers.ask(requests, replicas)
+            except StoreError as error:
+                replies = [error] * len(requests)
             moving: list[_Piece] = []
             for (slot, piece), request, reply in zip(pieces, requests, replies, strict=True):
-                if isinstance(reply, SlotMoving) and len(piece) > 1:
+                if _fits(reply, request, piece):
+                    clocks.append((reply[0], piece))
+                    places = [piece[at - 1] for at in reply[2::2]]
+                    unusual.update(zip(places, reply[3::2], strict=True))
+                elif isinstance(reply, SlotMoving) and len(piece) > 1:
                     moving += [(slot, [at]) for at in piece]
-                    continue
-                try:
-                    now, names, *further = _or_raise(reply)
-                    if names != request.names or not isinstance(now, int):
-                        raise ValueError  # noqa: TRY301 - as for any other reply that does not fit
-                    for at, one in zip(further[::2], further[1::2], strict=True):
-                        told[piece[at - 1]] = one
-                    clocks.append((now, piece))
-                except StoreError as error:
-                    told.update(dict.fromkeys(piece, error))
-                except (IndexError, TypeError, ValueError):
-                    told.update(dict.fromkeys(piece, self._invalid_reply()))
+                else:
+                    problem = reply if isinstance(reply, StoreError) else self._invalid_reply()
+                    unusual.update(dict.fromkeys(piece, problem))
             pieces = moving
         if self._address.kind == "cluster" and clocks:
             self._note_time(clocks[-1][0])
-        return told, clocks
-
-    async def _answers(
-        self, requests: Sequence[RedisRequest], replicas: ReplicaWait | None
-    ) -> list[Any]:
-        try:
-            return await self._servers.ask(requests, replicas)
-        except StoreError as error:
-            return [error] * len(requests)
+        return unusual, clocks
 
     def _invalid_reply(self) -> StoreError:
         self._servers.drop_connections()
@@ -573,18 +561,29 @@ class RedisStore:
             _log.warning(what, extra={"server": address_text(address)})
 
 
-def _require_all(told: _Told) -> None:
+def _fits(reply: Any, request: RedisRequest, items: Sequence[int]) -> bool:
+    """Return True if it is the reply of a script: a time, the number of names, and outcomes."""
+    return (
+        isinstance(reply, list)
+        and len(reply) % 2 == 0
+        and reply[1:2] == [request.names]
+        and isinstance(reply[0], int)
+        and all(isinstance(at, int) and 0 < at <= len(items) for at in reply[2::2])
+    )
+
+
+def _require_all(unusual: _Unusual) -> None:
     """Raise if a script did not run for an item."""
-    for one in told.values():
+    for one in unusual.values():
         _or_raise(one)
 
 
-def _require_some(told: _Told, count: int) -> None:
+def _require_some(unusual: _Unusual, count: int) -> None:
     """Raise if a script ran for none of *count* items. `TooFewReplicas` counts as run."""
-    if 0 < count == len(told) and all(
-        isinstance(one, StoreError) and type(one) is not TooFewReplicas for one in told.values()
+    if 0 < count == len(unusual) and all(
+        isinstance(one, StoreError) and type(one) is not TooFewReplicas for one in unusual.values()
     ):
-        errors = list(told.values())
+        errors = list(unusual.values())
         raise next((one for one in errors if not isinstance(one, StoreUnavailable)), errors[0])
 
 
