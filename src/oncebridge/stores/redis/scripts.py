@@ -111,7 +111,7 @@ def _encode_wants(batch: Wants) -> _Arguments:
     for tokens, sizes in ((batch.token, {0, 16}), (batch.generation, {16})):
         if not sizes.issuperset(map(len, tokens if isinstance(tokens, list) else (tokens,))):
             raise StoreError("a claim needs a token and a generation of 16 bytes each")
-    short, memos = _memos(batch.memo, len(batch))
+    short, memos = _memo_fields(batch.memo, len(batch))
     size = 1 if batch.sizes is None else batch.sizes
     columns = [batch.lease_ms, batch.keep_ms, batch.token, batch.generation, size, short]
     if batch.sizes is not None:
@@ -121,13 +121,13 @@ def _encode_wants(batch: Wants) -> _Arguments:
 
 
 def _encode_commits(batch: Commits) -> _Arguments:
-    form, own = _memos(batch.memo, len(batch.keys))
+    form, own = _memo_fields(batch.memo, len(batch.keys))
     columns = [batch.generation, batch.window_ms, batch.hard_ms, batch.fate, form]
     return _terms(_COMMIT, columns, len(batch.keys)), own
 
 
 def _encode_releases(batch: Releases) -> _Arguments:
-    form, own = _memos(batch.memo, len(batch.keys))
+    form, own = _memo_fields(batch.memo, len(batch.keys))
     columns = [batch.token, batch.delay_ms, batch.keep_ms, batch.unsent, form]
     return _terms(_RELEASE, columns, len(batch.keys)), own
 
@@ -137,7 +137,7 @@ def _encode_extensions(batch: Extensions) -> _Arguments:
 
 
 def _encode_memories(batch: Memories) -> _Arguments:
-    short, memos = _memos(batch.memo, len(batch.keys))
+    short, memos = _memo_fields(batch.memo, len(batch.keys))
     form, own = _with_hashes(batch.hash, memos)
     columns = [batch.generation, batch.window_ms, batch.fate, short, form]
     return _terms(_MEMORY, columns, len(batch.keys)), own
@@ -303,7 +303,7 @@ _UUID = b"hhhhhhhh-hhhh-hhhh-hhhh-hhhhhhhhhhhh"
 _BEGINNING = b'["' + _UUID + b'",'
 
 
-def _memos(column: Column[Any], count: int) -> tuple[Column[int], list[bytes]]:
+def _memo_fields(column: Column[Any], count: int) -> tuple[Column[int], list[bytes]]:
     """Return the form of memos, and each in this form; none if all stay as they are stored."""
     if not isinstance(column, list):
         form, memo = _memo_field(column)
