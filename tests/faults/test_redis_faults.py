@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from msgspec.structs import replace
 from tests.http.targets import TLS, on_both_loops, server_tls
 from tests.servers.redis import (
     RedisCluster,
@@ -52,10 +53,10 @@ from oncebridge.stores.redis.store import RedisOptions, RedisStore
 HASTY = {"timeout": timedelta(seconds=1), "connect_timeout": timedelta(seconds=1)}
 
 
-def want(*keys: bytes, **more) -> Want:
+def want(*keys: bytes, hash: bytes = b"", **more) -> Want:  # noqa: A002 - as in `Part`
     token, generation = SystemDice().tokens(2)
     given = {"lease_ms": 60_000, "keep_ms": 60_000, **more}
-    return Want(tuple(Part(key) for key in keys), token, generation, **given)
+    return Want(tuple(Part(key, hash) for key in keys), token, generation, **given)
 
 
 def done(claim: ClaimAnswer, part: int = 0) -> Commit:
@@ -467,6 +468,41 @@ async def test_a_batch_is_one_round_trip(redis_server: RedisServer) -> None:
             await store.commit(Commits.of([done(claim) for claim in claims]))
             assert middle.turns == before + 2
         assert middle.connections == 1
+
+
+async def test_a_batch_of_many_rules_and_callers_is_one_round_trip(
+    redis_server: RedisServer,
+) -> None:
+    pairs = [
+        want(fresh(), fresh(), lease_ms=10_000 + at, memo=b"%d" % at, hash=fresh()[: at % 33])
+        for at in range(100)
+    ]
+    async with (
+        between(redis_server.port) as middle,
+        RedisStore(f"redis://127.0.0.1:{middle.port}") as store,
+    ):
+        before = middle.turns
+        claims = [*await store.claim(Wants.of(pairs))]
+        assert middle.turns == before + 1
+        commits = [
+            replace(done(claim, part), window_ms=20_000 + at, memo=None if part else b"%d" % at)
+            for at, claim in enumerate(claims)
+            for part in (0, 1)
+        ]
+        assert await store.commit(Commits.of(commits)) == [Reply.COMMITTED] * 200
+        assert middle.turns == before + 2
+
+
+async def test_duplicates_write_nothing_while_their_window_is_fixed(server: RedisServer) -> None:
+    """Not even a new expiry: what is written goes to the disk and to the replicas."""
+    async with here(server) as store:
+        keys = [fresh() for _ in range(50)]
+        again = Wants.of([want(key, hash=bytes(at % 2 * 32)) for at, key in enumerate(keys)])
+        claims = await store.claim(again)
+        await store.commit(Commits.of([done(claim) for claim in claims]))
+        before = server.info()["rdb_changes_since_last_save"]
+        assert {type(answer) for answer in await store.claim(again)} == {Duplicate}
+        assert server.info()["rdb_changes_since_last_save"] == before
 
 
 async def test_no_script_sees_more_than_a_few_hundred_records(server: RedisServer) -> None:
