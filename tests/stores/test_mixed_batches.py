@@ -21,13 +21,11 @@ from oncebridge.stores.api import (
     ClaimAnswer,
     Commit,
     CommitAnswer,
-    Commits,
     Fate,
     Record,
     Reply,
     Store,
     Want,
-    Wants,
 )
 from oncebridge.stores.postgres.store import PostgresOptions, PostgresStore
 from oncebridge.stores.redis.options import RedisOptions
@@ -156,11 +154,11 @@ async def test_a_batch_is_decided_as_its_items_would_be_one_by_one(
     async with opened(clock) as store:
         for size in (*SIZES, *SIZES):
             wants = author.wants(size)
-            answers = [*await store.claim(Wants.of(wants))]
+            answers = await store.claim(wants)
             assert answers == [model.claim(want) for want in wants]
             clock.advance(author.pause())
             commits = author.commits(answers)
-            replies = await store.commit(Commits.of(commits))
+            replies = await store.commit(commits)
             assert replies == [model.commit(commit) for commit in commits]
             clock.advance(author.pause())
             met |= {type(answer).__name__ for answer in answers} | set(replies)
