@@ -844,7 +844,7 @@ async def test_parts_on_different_servers_are_claimed_together(redis_cluster: Re
     async with here(redis_cluster) as store:
         groups = [[fresh() for _ in range(3)] for _ in range(40)]
         wants = Wants.of([want(*keys) for keys in groups] + [want(fresh())])
-        claims = [*await store.claim(wants)]
+        claims = [*await store.claim(Wants.of(wants))]
         assert {type(claim) for claim in claims} == {Claim}
         tokens = [claim.token for claim in claims[:-1]]
         for keys, token in zip(groups, tokens, strict=True):

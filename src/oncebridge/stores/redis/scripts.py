@@ -34,6 +34,7 @@ from oncebridge.stores.api import (
     Record,
     Releases,
     Wants,
+    folded,
     spread,
 )
 
@@ -103,8 +104,8 @@ class KeyBatch(Columns[bytes], frozen=True, gc=False):
 
 
 Batch = Wants | Columns[Any]
-_Arguments = tuple[bytes, Sequence[bytes]]
-"""The terms, and the own value of each name."""
+_Arguments = tuple[Column[bytes], list[bytes]]
+"""The terms of all names or of each, and the own value of each; none if the script takes none."""
 
 
 def _encode_wants(batch: Wants) -> _Arguments:
@@ -133,7 +134,7 @@ def _encode_releases(batch: Releases) -> _Arguments:
 
 
 def _encode_extensions(batch: Extensions) -> _Arguments:
-    return _terms(_EXTENSION, [batch.token, batch.lease_ms], len(batch.keys)), ()
+    return _terms(_EXTENSION, [batch.token, batch.lease_ms], len(batch.keys)), []
 
 
 def _encode_memories(batch: Memories) -> _Arguments:
@@ -149,7 +150,7 @@ _ENCODERS: Final[Mapping[type, Callable[[Any], _Arguments]]] = {
     Releases: _encode_releases,
     Extensions: _encode_extensions,
     Memories: _encode_memories,
-    KeyBatch: lambda batch: (batch.terms, batch.own),
+    KeyBatch: lambda batch: (batch.terms, [*batch.own]),
 }
 
 
@@ -158,11 +159,10 @@ def encode(batch: Batch) -> _Arguments:
     return _ENCODERS[type(batch)](batch)
 
 
-def _terms(pack: Callable[..., bytes], columns: Sequence[Column[Any]], count: int) -> bytes:
-    """Return the terms of all items once if they are the same, otherwise those of each."""
+def _terms(pack: Callable[..., bytes], columns: Sequence[Column[Any]], count: int) -> Column[bytes]:
     if list not in map(type, columns):
         return pack(*columns)
-    return b"".join(map(pack, *[spread(column, count) for column in columns]))
+    return [*map(pack, *[spread(column, count) for column in columns])]
 
 
 def _for_each_key(column: Column[Any], sizes: Sequence[int]) -> Column[Any]:
@@ -180,9 +180,8 @@ def _with_hashes(column: Column[bytes], memos: Sequence[bytes]) -> tuple[Column[
     if {32}.issuperset(map(len, hashes)):
         return 1, [*map(add, hashes, memos)]
     fields = [_hash_field(content) for content in hashes]
-    return [form for form, _ in fields], [
-        field + memo for (_, field), memo in zip(fields, memos, strict=True)
-    ]
+    own = [field + memo for (_, field), memo in zip(fields, memos, strict=True)]
+    return folded([form for form, _ in fields]), own
 
 
 def encode_load(record: Record) -> bytes:
@@ -311,7 +310,7 @@ def _memo_fields(column: Column[Any], count: int) -> tuple[Column[int], list[byt
     if count > 1 and None not in column and (alike := _shorten_alike(column)) is not None:
         return 1, alike
     fields = [_memo_field(memo) for memo in column]
-    return [form for form, _ in fields], [memo for _, memo in fields]
+    return folded([form for form, _ in fields]), [memo for _, memo in fields]
 
 
 def _memo_field(memo: bytes | None) -> tuple[int, bytes]:

@@ -37,6 +37,7 @@ from oncebridge.stores.api import (
     HELD,
     ClaimAnswer,
     ClaimAnswers,
+    Column,
     CommitAnswer,
     Commits,
     ExtendAnswer,
@@ -387,14 +388,21 @@ class RedisStore:
         self._check_open()
         unusual: _Unusual = {}
         clocks: _Clocks = []
-        pieces = self._pieces(batch)
+        if not batch.keys:
+            return unusual, clocks
+        names = [self._prefix + key for key in batch.keys]
+        terms, own = encode(batch)
+        places: Sequence[Sequence[int]] | None = None  # of the names of each item; None: one each
+        if isinstance(batch, Wants) and batch.sizes is not None:
+            ends = accumulate(batch.sizes)
+            places = [range(end - size, end) for end, size in zip(ends, batch.sizes, strict=True)]
+        pieces = self._pieces(names, places)
         while pieces:
-            requests = [
-                self._request(
-                    script, slot, batch if len(piece) == len(batch) else batch.select(piece)
-                )
-                for slot, piece in pieces
-            ]
+            requests = []
+            for slot, piece in pieces:
+                at = piece if places is None else [on for item in piece for on in places[item]]
+                parts = [_picked(column, at) for column in (names, terms, own)]
+                requests.append(self._request(script, slot, *parts))
             replies: list[Any]
             try:
                 replies = await self._servers.ask(requests, replicas)
@@ -404,8 +412,8 @@ class RedisStore:
             for (slot, piece), request, reply in zip(pieces, requests, replies, strict=True):
                 if _fits(reply, request, piece):
                     clocks.append((reply[0], piece))
-                    places = [piece[at - 1] for at in reply[2::2]]
-                    unusual.update(zip(places, reply[3::2], strict=True))
+                    items = [piece[at - 1] for at in reply[2::2]]
+                    unusual.update(zip(items, reply[3::2], strict=True))
                 elif isinstance(reply, SlotMoving) and len(piece) > 1:
                     moving += [(slot, [at]) for at in piece]
                 else:
@@ -420,36 +428,41 @@ class RedisStore:
         self._servers.drop_connections()
         return InvalidReply()
 
-    def _pieces(self, batch: Batch) -> list[_Piece]:
-        """Group items by slot, in pieces that do not block a server for long."""
-        keys, count = batch.keys, len(batch)
-        is_cluster = self._address.kind == "cluster"
-        if count and len(keys) <= _CHUNK and not is_cluster:
+    def _pieces(
+        self, names: Sequence[bytes], places: Sequence[Sequence[int]] | None
+    ) -> list[_Piece]:
+        """Group items by slot, in pieces that do not block a server for long; see `_run`."""
+        count = len(names if places is None else places)
+        if len(names) <= _CHUNK and self._address.kind != "cluster":
             return [(0, range(count))]
-        sizes = [1] * count
-        if isinstance(batch, Wants) and batch.sizes is not None:
-            sizes = batch.sizes
         slots: dict[int, list[int]] = {}
-        for at, end in enumerate(accumulate(sizes)):
-            name = self._prefix + keys[end - 1]
+        for at in range(count):
+            name = names[at if places is None else places[at][0]]
             slots.setdefault(self._servers.slot_of(name), []).append(at)
         pieces: list[_Piece] = []
-        for slot, places in slots.items():
+        for slot, items in slots.items():
             start = size = 0
-            for number, at in enumerate(places):
-                if size and size + sizes[at] > _CHUNK:
-                    pieces.append((slot, places[start:number]))
+            for number, at in enumerate(items):
+                more = 1 if places is None else len(places[at])
+                if size and size + more > _CHUNK:
+                    pieces.append((slot, items[start:number]))
                     start, size = number, 0
-                size += sizes[at]
-            pieces.append((slot, places[start:]))
+                size += more
+            pieces.append((slot, items[start:]))
         return pieces
 
-    def _request(self, name: str, slot: int, batch: Batch) -> RedisRequest:
-        script, prefix = self._scripts[name], self._prefix
-        names = [prefix + key for key in batch.keys]
+    def _request(
+        self,
+        name: str,
+        slot: int,
+        names: Sequence[bytes],
+        terms: Column[bytes],
+        own: Sequence[bytes],
+    ) -> RedisRequest:
+        script = self._scripts[name]
         now = b"" if self._clock is None else b"%d" % self._clock()
-        terms, own = encode(batch)
-        command: Command = (b"EVALSHA", script.sha, len(names), *names, now, terms, *own)
+        all_terms = b"".join(terms) if isinstance(terms, list) else terms
+        command: Command = (b"EVALSHA", script.sha, len(names), *names, now, all_terms, *own)
         return RedisRequest(command, slot, len(names), script)
 
     def _note_time(self, now_ms: int) -> None:
@@ -570,6 +583,13 @@ def _fits(reply: Any, request: RedisRequest, items: Sequence[int]) -> bool:
         and isinstance(reply[0], int)
         and all(isinstance(at, int) and 0 < at <= len(items) for at in reply[2::2])
     )
+
+
+def _picked(column: Any, places: Sequence[int]) -> Any:
+    """Return the values at *places*; one value for all, or none, stays as it is."""
+    if not isinstance(column, list) or len(column) in (0, len(places)):
+        return column
+    return [column[at] for at in places]
 
 
 def _require_all(unusual: _Unusual) -> None:
