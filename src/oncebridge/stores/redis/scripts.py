@@ -12,7 +12,7 @@ from hashlib import sha1
 from importlib.resources import files
 from operator import add
 from struct import Struct as Layout
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -93,10 +93,8 @@ def _without_comments(source: str) -> str:
 # --- arguments --------------------------------------------------------------------------
 
 
-class KeyBatch(Columns[bytes], frozen=True, gc=False):
+class KeyBatch(Columns[Any], frozen=True, gc=False):
     """Keys for a script with other terms than those of a store's operations."""
-
-    row: ClassVar = bytes
 
     own: Sequence[bytes] = ()
     """The argument for each key, if the script takes one."""
