@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
+from msgspec.structs import replace
 from tests.http.targets import TLS, on_both_loops, server_tls
 from tests.servers.redis import (
     RedisCluster,
@@ -45,16 +46,17 @@ from oncebridge.stores.api import (
     Want,
     Wants,
 )
+from oncebridge.stores.redis.scripts import FORM, FORM_KEY
 from oncebridge.stores.redis.servers import slot_of
 from oncebridge.stores.redis.store import RedisOptions, RedisStore
 
 HASTY = {"timeout": timedelta(seconds=1), "connect_timeout": timedelta(seconds=1)}
 
 
-def want(*keys: bytes, **more) -> Want:
+def want(*keys: bytes, hash: bytes = b"", **more) -> Want:  # noqa: A002 - as in `Part`
     token, generation = SystemDice().tokens(2)
     given = {"lease_ms": 60_000, "keep_ms": 60_000, **more}
-    return Want(tuple(Part(key) for key in keys), token, generation, **given)
+    return Want(tuple(Part(key, hash) for key in keys), token, generation, **given)
 
 
 def done(claim: ClaimAnswer, part: int = 0) -> Commit:
@@ -73,7 +75,7 @@ def here(server: RedisServer | RedisCluster, **options) -> RedisStore:
 
 async def delivered(store: RedisStore, *keys: bytes) -> list[Commit]:
     commits = [done(claim) for claim in await store.claim(Wants.of([want(key) for key in keys]))]
-    assert await store.commit(commits) == [Reply.COMMITTED] * len(keys)
+    assert await store.commit(Commits.of(commits)) == [Reply.COMMITTED] * len(keys)
     return commits
 
 
@@ -390,6 +392,37 @@ async def test_prefixes_do_not_see_each_other(redis_server: RedisServer) -> None
         await store.aclose()
 
 
+# --- the form of the records -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["redis_server", "redis_cluster"])
+async def test_a_store_notes_the_form_of_its_records_once(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    server: RedisServer | RedisCluster = request.getfixturevalue(kind)
+    async with here(server) as store:
+        await store.open()
+        assert await scanned(store) == set()
+        (name,) = names_of(store, FORM_KEY)
+        if isinstance(server, RedisServer):
+            assert server.ask("GET", name) == b"%d" % FORM
+            assert server.ask("PTTL", name) == -1  # it stays
+            server.ask("SET", name, "0")  # an older one is left to this version
+            await store.open()
+            assert server.ask("GET", name) == b"0"
+
+
+@pytest.mark.parametrize("newer", [b"%d" % (FORM + 1), b"2030", b"later", b"", b"\xff"])
+async def test_records_of_a_newer_form_are_refused(redis_server: RedisServer, newer: bytes) -> None:
+    store = here(redis_server)
+    (name,) = names_of(store, FORM_KEY)
+    redis_server.ask("SET", name, newer)
+    with pytest.raises(ConfigError, match=r"by a newer version .* upgrade this worker"):
+        await store.open()
+    assert redis_server.ask("GET", name) == newer
+    await store.aclose()
+
+
 # --- memory ---------------------------------------------------------------------------------
 
 
@@ -405,7 +438,7 @@ async def test_a_done_key_takes_less_than_200_bytes(server: RedisServer) -> None
         (record,) = await store.peek([done(claims[0]).key])
     assert record is not None
     assert record.memo == memo
-    assert server.ask("DBSIZE") == count
+    assert server.ask("DBSIZE") == count + 1  # and the form of all
     assert each <= 200
 
 
@@ -437,11 +470,46 @@ async def test_a_batch_is_one_round_trip(redis_server: RedisServer) -> None:
         assert middle.connections == 1
 
 
+async def test_a_batch_of_many_rules_and_callers_is_one_round_trip(
+    redis_server: RedisServer,
+) -> None:
+    pairs = [
+        want(fresh(), fresh(), lease_ms=10_000 + at, memo=b"%d" % at, hash=fresh()[: at % 33])
+        for at in range(100)
+    ]
+    async with (
+        between(redis_server.port) as middle,
+        RedisStore(f"redis://127.0.0.1:{middle.port}") as store,
+    ):
+        before = middle.turns
+        claims = [*await store.claim(Wants.of(pairs))]
+        assert middle.turns == before + 1
+        commits = [
+            replace(done(claim, part), window_ms=20_000 + at, memo=None if part else b"%d" % at)
+            for at, claim in enumerate(claims)
+            for part in (0, 1)
+        ]
+        assert await store.commit(Commits.of(commits)) == [Reply.COMMITTED] * 200
+        assert middle.turns == before + 2
+
+
+async def test_duplicates_write_nothing_while_their_window_is_fixed(server: RedisServer) -> None:
+    """Not even a new expiry: what is written goes to the disk and to the replicas."""
+    async with here(server) as store:
+        keys = [fresh() for _ in range(50)]
+        again = Wants.of([want(key, hash=bytes(at % 2 * 32)) for at, key in enumerate(keys)])
+        claims = await store.claim(again)
+        await store.commit(Commits.of([done(claim) for claim in claims]))
+        before = server.info()["rdb_changes_since_last_save"]
+        assert {type(answer) for answer in await store.claim(again)} == {Duplicate}
+        assert server.info()["rdb_changes_since_last_save"] == before
+
+
 async def test_no_script_sees_more_than_a_few_hundred_records(server: RedisServer) -> None:
     async with RedisStore(server.url) as store:
         server.ask("CONFIG", "RESETSTAT")
         wants = [want(fresh(), fresh(), fresh()) for _ in range(1000)]
-        assert all(isinstance(answer, Claim) for answer in await store.claim(wants))
+        assert all(isinstance(answer, Claim) for answer in await store.claim(Wants.of(wants)))
         ran = server.ask("INFO", "commandstats")["cmdstat_evalsha"]
         assert ran["calls"] == 16  # of 66 wants, with 198 parts
 
@@ -693,16 +761,19 @@ async def test_what_no_replica_has_does_not_count_yet(
         replica.process.freeze()
         commits = [done(claim) for claim in claims]
         memory = Memory(fresh(), fresh()[:16], Fate.DELIVERED, 60_000)
-        for answer in (*await store.commit(commits), *await store.remember(Memories.of([memory]))):
+        for answer in (
+            *await store.commit(Commits.of(commits)),
+            *await store.remember(Memories.of([memory])),
+        ):
             assert isinstance(answer, NoAnswer)
             assert "only 0 of 1 replicas" in answer.reason
         store._servers._node.drop()  # another connection has to find out just the same
-        assert {type(answer) for answer in await store.commit(commits)} == {NoAnswer}
+        assert {type(answer) for answer in await store.commit(Commits.of(commits))} == {NoAnswer}
         assert isinstance(
             (await store.claim(Wants.of([want(fresh())])))[0], Claim
         )  # claims do not wait
         replica.process.thaw()
-        assert await store.commit(commits) == [Reply.ALREADY] * 3
+        assert await store.commit(Commits.of(commits)) == [Reply.ALREADY] * 3
         assert await store.remember(Memories.of([memory])) == [Reply.KNOWN]
 
 
@@ -760,19 +831,20 @@ async def test_three_servers_share_the_work(redis_cluster: RedisCluster) -> None
     async with here(redis_cluster) as store:
         keys = [fresh() for _ in range(300)]
         commits = await delivered(store, *keys)
-        assert await store.commit(commits) == [Reply.ALREADY] * 300
+        assert await store.commit(Commits.of(commits)) == [Reply.ALREADY] * 300
         answers = await store.claim(Wants.of([want(key) for key in keys]))
         assert {type(answer) for answer in answers} == {Duplicate}
         shares = [set(server.ask("KEYS", store._prefix + b"*")) for server in redis_cluster.servers]
         assert all(len(share) > 50 for share in shares)
-        assert set().union(*shares) == set(names_of(store, *keys))
+        assert set().union(*shares) == set(names_of(store, *keys, FORM_KEY))
         assert await scanned(store) == set(keys)
 
 
 async def test_parts_on_different_servers_are_claimed_together(redis_cluster: RedisCluster) -> None:
     async with here(redis_cluster) as store:
         groups = [[fresh() for _ in range(3)] for _ in range(40)]
-        claims = await store.claim(Wants.of([want(*keys) for keys in groups] + [want(fresh())]))
+        wants = Wants.of([want(*keys) for keys in groups] + [want(fresh())])
+        claims = [*await store.claim(Wants.of(wants))]
         assert {type(claim) for claim in claims} == {Claim}
         tokens = [claim.token for claim in claims[:-1]]
         for keys, token in zip(groups, tokens, strict=True):
@@ -782,7 +854,7 @@ async def test_parts_on_different_servers_are_claimed_together(redis_cluster: Re
         left = [answer.left_ms for answer in others]
         assert all(59_000 < ms <= 60_000 for ms in left)
         commits = [done(claim, part) for claim in claims[:-1] for part in range(3)]
-        assert set(await store.commit(commits)) == {Reply.COMMITTED}
+        assert set(await store.commit(Commits.of(commits))) == {Reply.COMMITTED}
         again = await store.claim(Wants.of([want(*keys) for keys in groups]))
         assert {type(answer) for answer in again} == {Duplicate}
 
@@ -823,7 +895,7 @@ async def test_a_slot_that_is_moving_is_asked_for_on_both_sides(
             for server in redis_cluster.servers:
                 server.ask("SCRIPT", "FLUSH")
             wants = [want(key) for key in (moved, staying, absent, *more)]
-            answers = await store.claim(wants)
+            answers = await store.claim(Wants.of(wants))
             assert [type(answer) for answer in answers] == [Busy, Busy] + [Claim] * 8
             pair = want(staying, moved)
             with pytest.raises(StoreUnavailable):

@@ -1,6 +1,5 @@
 """Claims over several servers of a cluster whose clocks are hours apart."""
 
-from collections.abc import Sequence
 from struct import unpack_from
 
 import pytest
@@ -11,7 +10,7 @@ from oncebridge.events.key import Part
 from oncebridge.stores.api import Busy, Claim, Duplicate, Fate, NoAnswer, Record, Want, Wants
 from oncebridge.stores.conditional import ConditionalStore
 from oncebridge.stores.redis.cluster_claims import ClusterBackend
-from oncebridge.stores.redis.scripts import decode_record, encode_record
+from oncebridge.stores.redis.scripts import KeyBatch, decode_record, encode_record
 from oncebridge.testing import ManualClock
 
 HOUR = 3_600_000
@@ -29,13 +28,13 @@ class Servers:
         self.full: set[bytes] = set()
         """Those who can be read, but take nothing."""
 
-    async def decide(
-        self, script: str, keys: Sequence[bytes], asked: Sequence[bytes]
-    ) -> tuple[list[object], list[int]]:
-        times = [self.now(key) for key in keys]
+    async def decide(self, script: str, asked: KeyBatch) -> tuple[dict[int, object], list[int]]:
+        times = [self.now(key) for key in asked.keys]
         if script == "look":
-            return [self.values.get(key) for key in keys], times
-        return [self._swap(key, one) for key, one in zip(keys, asked, strict=True)], times
+            given = [self.values.get(key) for key in asked.keys]
+        else:
+            given = [self._swap(*one) for one in zip(asked.keys, asked.own, strict=True)]
+        return {at: one for at, one in enumerate(given) if one is not None}, times
 
     def now(self, key: bytes) -> int:
         return self.clock() + self.ahead[key]
@@ -55,14 +54,14 @@ class Servers:
             return 0
         if what == 0:
             del self.values[key]
-            return 1
+            return None
         if what == 2:
             until = self.now(key) + lease
             started = replace(decode_record(key, value), until_ms=until, keep_until_ms=until + keep)
             value = encode_record(started)
         self.values[key] = value
         self.writes.append(key)
-        return 1
+        return None
 
 
 @pytest.fixture
@@ -90,7 +89,7 @@ async def test_a_hold_ends_by_the_clock_of_its_server(
         assert record.until_ms == servers.now(key) + 1000
         assert record.keep_until_ms == servers.now(key) + 6000
     servers.clock.advance(999)
-    assert await store.claim(Wants.of([want(2)])) == [Busy(B, 1)]
+    assert [*await store.claim(Wants.of([want(2)]))] == [Busy(B, 1)]
     servers.clock.advance(1)
     (taken,) = await store.claim(Wants.of([want(2)]))
     assert isinstance(taken, Claim)
@@ -138,9 +137,8 @@ async def test_a_window_slides_by_the_clock_of_its_server(
     )
     servers.put(B, done)
     sliding = (Part(A), Part(B, slide_ms=500))
-    assert await store.claim(Wants.of([want(1, *sliding)])) == [
-        Duplicate(B, Fate.DELIVERED, b"first")
-    ]
+    (answer,) = await store.claim(Wants.of([want(1, *sliding)]))
+    assert answer == Duplicate(B, Fate.DELIVERED, b"first")
     pushed = replace(done, until_ms=now + 500, keep_until_ms=now + 500)
     assert servers.record(B) == pushed
     servers.clock.advance(450)

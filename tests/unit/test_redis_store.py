@@ -1,6 +1,7 @@
 """What the Redis store decides before it has spoken to any server."""
 
 import logging
+import sys
 from binascii import crc_hqx
 from datetime import timedelta
 
@@ -12,14 +13,26 @@ from hypothesis import strategies as st
 from oncebridge.base.secrets import Secret
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.service.addresses import StorePlace
-from oncebridge.stores.api import Fate, Record
+from oncebridge.stores.api import (
+    Commits,
+    Extensions,
+    Fate,
+    Memories,
+    Record,
+    Releases,
+    Wants,
+    spread,
+)
 from oncebridge.stores.redis.address import RedisAddress
 from oncebridge.stores.redis.connection import NotPrimary, UnusableServer, error_of
 from oncebridge.stores.redis.scripts import (
     LATEST_MS,
+    Batch,
+    _memo_fields,
     _restore_memo,
     _shorten_memo,
     decode_record,
+    encode,
     encode_record,
     read_scripts,
 )
@@ -300,6 +313,20 @@ def test_a_memo_comes_back_as_it_was(memo: bytes) -> None:
     assert (_restore_memo(kept) if is_short else kept) == memo
 
 
+@given(st.lists(_memos, max_size=6))
+@example([b'["' + UUID + b'",1]', b'["' + UUID + b'",2]'])
+@example([b'["' + UUID + b'",1]', b'["' + UUID + b'",22]'])
+@example([b'["' + UUID + b'",1]', b'["' + UUID + b'",x]'])
+@example([b'["' + UUID + b'",1]', b'["' + UUID + b'",1}'])
+@example([b'["' + UUID + b'",[]', b'["' + UUID + b'",[]'])
+@example([b'["' + UUID + b'",1][', b'"' + UUID + b'",1]'])
+@example([b'["' + UUID + b'",h]', b'["' + UUID.upper() + b'",h]'])
+def test_memos_are_shortened_together_as_one_by_one(memos: list[bytes]) -> None:
+    forms, texts = _memo_fields(memos, len(memos))
+    each = [_shorten_memo(memo) for memo in memos]
+    assert list(zip(spread(forms, len(memos)), texts, strict=True)) == each
+
+
 def test_the_usual_memo_takes_half_its_length() -> None:
     memo = b'["' + UUID + b'",1763200000000]'
     is_short, kept = _shorten_memo(memo)
@@ -349,12 +376,79 @@ def test_what_is_no_record_is_not_read_as_one(value: bytes) -> None:
         decode_record(b"k", value)
 
 
+# --- batches as arguments -------------------------------------------------------------------
+
+
+def plain_batches(count: int) -> list[Batch]:
+    keys = [b"%d" % at for at in range(count)]
+    memos = [b'["3f1c8a52-1c2b-4d3e-8f9a-%012x",1763200000000]' % at for at in range(count)]
+    token, generation = b"t" * 16, b"g" * 16
+    hashes = [bytes(32)] * count
+    return [
+        Wants(keys, token, generation, 1000, 2000, memos, hashes),
+        Commits(keys, generation, Fate.DELIVERED, 1000),
+        Releases(keys, token, 1000),
+        Extensions(keys, token, 1000),
+        Memories(keys, generation, Fate.DELIVERED, 1000, hashes, memos),
+    ]
+
+
+def test_what_the_items_of_a_batch_share_is_sent_once() -> None:
+    for one, many in zip(plain_batches(1), plain_batches(100), strict=True):
+        assert encode(many)[0] == encode(one)[0]
+        assert len(encode(many)[1]) == 100 * len(encode(one)[1])
+
+
+def test_what_turns_out_to_be_shared_is_sent_once_too() -> None:
+    keys, tokens = [b"a", b"b"], (b"t" * 16, b"g" * 16)
+    odd = Wants(keys, *tokens, 1, 2, [b"m", b"n"], [b"short", b"hash"])
+    assert encode(odd) == (encode(odd.select([0]))[0], [b"\0\5shortm", b"\0\4hashn"])
+
+
+def test_what_differs_is_sent_for_each_name() -> None:
+    wants = Wants([b"a", b"b", b"c"], b"t" * 16, b"g" * 16, [1, 2], 3, b"m", b"", 4, [2, 1])
+    rows, own = encode(wants)
+    assert isinstance(rows, list)
+    assert [row[7] for row in rows] == [1, 1, 2]  # leases
+    assert [row[48] for row in rows] == [2, 2, 1]  # names of the event
+    assert own == [b"m"] * 3
+
+
+def test_a_large_batch_takes_as_many_calls_as_a_small_one() -> None:
+    def calls(batch: Batch) -> int:
+        made = 0
+
+        def count(_frame: object, event: str, _arg: object) -> None:
+            nonlocal made
+            made += event == "call"
+
+        sys.setprofile(count)
+        try:
+            encode(batch)
+        finally:
+            sys.setprofile(None)
+        return made
+
+    for few, many in zip(plain_batches(2), plain_batches(200), strict=True):
+        assert calls(many) == calls(few)
+
+
+@pytest.mark.parametrize(("token", "generation"), [(b"t" * 15, b"g" * 16), (b"", b""), (b"", b"g")])
+def test_a_claim_needs_names_of_16_bytes(token: bytes, generation: bytes) -> None:
+    for wants in (
+        Wants([b"k"], token, generation, 1, 1),
+        Wants([b"k", b"l"], [b"t" * 16, token], [b"g" * 16, generation], 1, 1),
+    ):
+        with pytest.raises(StoreError, match="16 bytes"):
+            encode(wants)
+
+
 def test_scripts_are_read_without_their_comments() -> None:
     known = read_scripts()
     assert {"claim", "commit", "release", "extend", "remember", "load", "forget"} < known.keys()
     for script in known.values():
         assert b"--" not in script.source
-        assert b"redis.call('MGET', unpack(KEYS))" in script.source
+        assert b"call('MGET', unpack(KEYS))" in script.source
 
 
 @pytest.mark.parametrize(

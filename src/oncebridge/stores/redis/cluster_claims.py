@@ -27,16 +27,15 @@ from oncebridge.stores.conditional import (
     change_in_turn,
 )
 from oncebridge.stores.redis.scripts import (
+    KeyBatch,
     decode_record,
     encode_record,
     encode_start,
     encode_swap,
 )
 
-RunScript = Callable[
-    [str, Sequence[bytes], Sequence[bytes]], Awaitable[tuple[list[Any], list[int]]]
-]
-"""Run a script over keys, with one argument each; return its results, and the server's times."""
+RunScript = Callable[[str, KeyBatch], Awaitable[tuple[dict[int, Any], list[int]]]]
+"""Run a script; return the outcomes that are not usual, and the time of the server of each key."""
 
 _DIFFERS = RecordDiffers()
 
@@ -63,15 +62,16 @@ class ClusterBackend:
         return self._now_ms
 
     async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
-        values, times = await self._run_script("look", keys, [b""] * len(keys))
+        values, times = await self._run_script("look", KeyBatch([*keys]))
         entries: list[VersionedRecord | NoAnswer | None] = []
-        for key, value, time in zip(keys, values, times, strict=True):
+        for at, key in enumerate(keys):
+            value = values.get(at)
             if isinstance(value, StoreError):
                 entries.append(NoAnswer(str(value)))
             elif value is None:
                 entries.append(None)
             else:
-                shift = self._shift(time)
+                shift = self._shift(times[at])
                 entries.append(
                     VersionedRecord(
                         _shifted(decode_record(key, value), shift), _Version(value, shift)
@@ -82,15 +82,15 @@ class ClusterBackend:
     async def change(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
         now = self._now_ms
         asked = [_swap_arguments(change, now) for change in changes]
-        results, times = await self._run_script("swap", [c.key for c in changes], asked)
+        unusual, times = await self._run_script("swap", KeyBatch([c.key for c in changes], asked))
         answers: list[ChangeAnswer] = []
-        for change, answer, time in zip(changes, results, times, strict=True):
-            if isinstance(answer, StoreError):
-                answers.append(NoAnswer(str(answer)))
-            elif not answer:
+        for at, change in enumerate(changes):
+            if isinstance(problem := unusual.get(at), StoreError):
+                answers.append(NoAnswer(str(problem)))
+            elif at in unusual:
                 answers.append(_DIFFERS)
             else:
-                answers.append(RecordChanged(self._written(change, time, now)))
+                answers.append(RecordChanged(self._written(change, times[at], now)))
         return answers
 
     async def change_together(

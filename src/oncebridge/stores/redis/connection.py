@@ -126,24 +126,20 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     @property
-    def is_open(self) -> bool:
-        return not self._transport.is_closing()
-
-    @property
     def load(self) -> int:
         """How many requests wait for their replies."""
         return len(self._under_way)
 
-    def is_stale(self) -> bool:
-        """Return True if it was idle for too long, or has just been closed by the server."""
-        if self._under_way:
-            return False
+    def is_usable(self) -> bool:
+        """Return False if it is closed, also only just by the server, or was idle for too long."""
+        if self._under_way or self._transport.is_closing():
+            return not self._transport.is_closing()
         rested_s = self._loop.time() - self._rests_since
         if rested_s < _LOOK_AFTER_S:
-            return False
+            return True
         look = select.poll()
         look.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return rested_s > _REST_S or bool(look.poll(0))
+        return rested_s <= _REST_S and not look.poll(0)
 
     def ask(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
         """Send *commands*; the result is the list of replies, errors among them as values."""
@@ -411,7 +407,7 @@ class Node:
             for connection in self._open:
                 if best is None or connection.load < best.load:
                     best = connection
-            if best is None or (best.is_open and not best.is_stale()):
+            if best is None or best.is_usable():
                 return best
             self._open.remove(best)
             best.abort()

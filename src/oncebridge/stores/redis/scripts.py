@@ -1,39 +1,47 @@
 """
-The arguments and results of the scripts in `records.lua`.
+The arguments and results of the scripts in `records.lua`, which documents both.
 
-The values of one item are one byte string in a fixed order, which `records.lua` documents next to
-the script that reads it. MessagePack would take the server twice as long, and the one in Redis
-cannot read byte strings of current encoders.
+What all items of a batch share is sent once. MessagePack would take the server twice as long, and the one in Redis cannot read byte strings of current encoders.
 """
 
 import re
 from binascii import hexlify, unhexlify
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from hashlib import sha1
 from importlib.resources import files
+from operator import add
 from struct import Struct as Layout
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
 from oncebridge.errors import StoreError
-from oncebridge.events.key import Part
 from oncebridge.stores.api import (
+    HELD,
     Busy,
     Claim,
     ClaimAnswer,
-    Commit,
+    Column,
+    Columns,
+    Commits,
     Duplicate,
-    Extension,
+    Extensions,
     Fate,
     Held,
-    Memory,
+    Memories,
     Mismatch,
     Record,
-    Release,
-    Want,
+    Releases,
+    Wants,
+    folded,
+    spread,
 )
+
+FORM: Final = 1
+"""The form of records; a store with a newer one is not opened."""
+FORM_KEY: Final = b"oncebridge-form"
+"""Where a store keeps the form of its records, next to them."""
 
 LATEST_MS = 2**45 - 1
 """The latest end of a record, in the year 3084; later ends are cut to it."""
@@ -41,17 +49,19 @@ LATEST_MS = 2**45 - 1
 _LATEST_KEEP_MS = 2**48 - 1
 _NO_TOKEN = bytes(16)
 _FATES = (None, *Fate)
+_UNREADABLE = "a record cannot be read; it was written by a newer version, or not by oncebridge"
 _HARD, _HASH = 2**45, 2**46
 
-_WANT = Layout(">QQQBBB").pack
-_COMMIT = Layout(">QQBB").pack
-_RELEASE = Layout(">QQBB").pack
-_EXTENSION = Layout(">Q").pack
-_MEMORY = Layout(">QBBB").pack
+# A token or generation of another length than 16 is cut or filled up; it matches no record.
+_WANT = Layout(">QQ16s16sBBQB").pack
+_COMMIT = Layout(">16sQQBB").pack
+_RELEASE = Layout(">16sQQBB").pack
+_EXTENSION = Layout(">16sQ").pack
+_MEMORY = Layout(">8sQBBB").pack
 _LOAD = Layout(">Q").pack
 _SWAP = Layout(">BQQQI").pack
-_LENGTH = Layout(">H")
-_ATTEMPTS = Layout(">I")
+_HASH_LENGTH = Layout(">H")
+_OPEN = Layout(">I16s16s").pack
 
 
 class Script(Struct, frozen=True):
@@ -83,65 +93,93 @@ def _without_comments(source: str) -> str:
 # --- arguments --------------------------------------------------------------------------
 
 
-def encode_wants(wants: Sequence[Want]) -> list[bytes]:
-    """Return all distinct terms, which of them each part uses (from 1), and its own values."""
-    terms: dict[tuple[int, ...], int] = {}
-    which = bytearray()
-    own = []
-    for want in wants:
-        token, generation = want.token or _NO_TOKEN, want.generation
-        if len(token) != 16 or len(generation) != 16:
+class KeyBatch(Columns[Any], frozen=True, gc=False):
+    """Keys for a script with other terms than those of a store's operations."""
+
+    own: Sequence[bytes] = ()
+    """The argument for each key, if the script takes one."""
+    terms: bytes = b""
+
+
+Batch = Wants | Columns[Any]
+_Arguments = tuple[Column[bytes], list[bytes]]
+"""The terms of all names or of each, and the own value of each; none if the script takes none."""
+
+
+def _encode_wants(batch: Wants) -> _Arguments:
+    for tokens, sizes in ((batch.token, {0, 16}), (batch.generation, {16})):
+        if not sizes.issuperset(map(len, tokens if isinstance(tokens, list) else (tokens,))):
             raise StoreError("a claim needs a token and a generation of 16 bytes each")
-        is_short, memo = _shorten_memo(want.memo)
-        lease_ms, keep_ms, count, first = (
-            want.lease_ms,
-            want.keep_ms,
-            len(want.parts),
-            16 * is_short,
-        )
-        for part in want.parts:
-            form, field = _hash_field(part.hash)
-            each = lease_ms, keep_ms, part.slide_ms, count, first, form
-            which.append(terms.setdefault(each, len(terms) + 1))
-            own.append(token + generation + field + memo)
-    return [b"".join([_WANT(*each) for each in terms]), bytes(which), *own]
+    short, memos = _memo_fields(batch.memo, len(batch))
+    size = 1 if batch.sizes is None else batch.sizes
+    columns = [batch.lease_ms, batch.keep_ms, batch.token, batch.generation, size, short]
+    if batch.sizes is not None:
+        memos, *columns = [_for_each_key(column, batch.sizes) for column in (memos, *columns)]
+    form, own = _with_hashes(batch.hash, memos)
+    return _terms(_WANT, [*columns, batch.slide_ms, form], len(batch.keys)), own
 
 
-def encode_commits(commits: Sequence[Commit]) -> list[bytes]:
-    """Return all distinct terms, which of them each commit uses (from 1), and its own values."""
-    terms: dict[tuple[int, ...], int] = {}
-    which = bytearray()
-    own = []
-    for commit in commits:
-        how, memo = _new_memo(commit.memo)
-        each = commit.window_ms, commit.hard_ms, int(commit.fate), how
-        which.append(terms.setdefault(each, len(terms) + 1))
-        own.append(_sixteen(commit.generation) + memo)
-    return [b"".join([_COMMIT(*each) for each in terms]), bytes(which), *own]
+def _encode_commits(batch: Commits) -> _Arguments:
+    form, own = _memo_fields(batch.memo, len(batch.keys))
+    columns = [batch.generation, batch.window_ms, batch.hard_ms, batch.fate, form]
+    return _terms(_COMMIT, columns, len(batch.keys)), own
 
 
-def encode_release(release: Release) -> bytes:
-    how, memo = _new_memo(release.memo)
-    return (
-        _RELEASE(release.delay_ms, release.keep_ms, release.unsent, how)
-        + _sixteen(release.token)
-        + memo
-    )
+def _encode_releases(batch: Releases) -> _Arguments:
+    form, own = _memo_fields(batch.memo, len(batch.keys))
+    columns = [batch.token, batch.delay_ms, batch.keep_ms, batch.unsent, form]
+    return _terms(_RELEASE, columns, len(batch.keys)), own
 
 
-def encode_extension(extension: Extension) -> bytes:
-    return _EXTENSION(extension.lease_ms) + _sixteen(extension.token)
+def _encode_extensions(batch: Extensions) -> _Arguments:
+    return _terms(_EXTENSION, [batch.token, batch.lease_ms], len(batch.keys)), []
 
 
-def encode_memory(memory: Memory) -> bytes:
-    is_short, memo = _shorten_memo(memory.memo)
-    form, field = _hash_field(memory.hash)
-    return (
-        _MEMORY(memory.window_ms, memory.fate, is_short, form)
-        + _sixteen(memory.generation)[:8]
-        + field
-        + memo
-    )
+def _encode_memories(batch: Memories) -> _Arguments:
+    short, memos = _memo_fields(batch.memo, len(batch.keys))
+    form, own = _with_hashes(batch.hash, memos)
+    columns = [batch.generation, batch.window_ms, batch.fate, short, form]
+    return _terms(_MEMORY, columns, len(batch.keys)), own
+
+
+_ENCODERS: Final[Mapping[type, Callable[[Any], _Arguments]]] = {
+    Wants: _encode_wants,
+    Commits: _encode_commits,
+    Releases: _encode_releases,
+    Extensions: _encode_extensions,
+    Memories: _encode_memories,
+    KeyBatch: lambda batch: (batch.terms, [*batch.own]),
+}
+
+
+def encode(batch: Batch) -> _Arguments:
+    """Return the arguments of the script for *batch*."""
+    return _ENCODERS[type(batch)](batch)
+
+
+def _terms(pack: Callable[..., bytes], columns: Sequence[Column[Any]], count: int) -> Column[bytes]:
+    if list not in map(type, columns):
+        return pack(*columns)
+    return [*map(pack, *[spread(column, count) for column in columns])]
+
+
+def _for_each_key(column: Column[Any], sizes: Sequence[int]) -> Column[Any]:
+    """Return a column of events as one of their keys."""
+    if not isinstance(column, list):
+        return column
+    return [value for value, size in zip(column, sizes, strict=True) for _ in range(size)]
+
+
+def _with_hashes(column: Column[bytes], memos: Sequence[bytes]) -> tuple[Column[int], list[bytes]]:
+    """Return the form of the hashes, and each hash with its memo."""
+    if not column:
+        return 0, [*memos]
+    hashes = spread(column, len(memos))
+    if {32}.issuperset(map(len, hashes)):
+        return 1, [*map(add, hashes, memos)]
+    fields = [_hash_field(content) for content in hashes]
+    own = [field + memo for (_, field), memo in zip(fields, memos, strict=True)]
+    return folded([form for form, _ in fields]), own
 
 
 def encode_load(record: Record) -> bytes:
@@ -158,24 +196,12 @@ def encode_start(value: bytes, lease_ms: int, keep_ms: int) -> bytes:
     return _SWAP(2, 0, lease_ms, keep_ms, 0) + value
 
 
-def _sixteen(name: bytes) -> bytes:
-    """Return a token or generation with 16 bytes; one of another length matches no record."""
-    return name if len(name) == 16 else name[:16].ljust(16, b"\0")
-
-
-def _new_memo(memo: bytes | None) -> tuple[int, bytes]:
-    if memo is None:
-        return 0, b""
-    is_short, text = _shorten_memo(memo)
-    return 1 + is_short, text
-
-
 def _hash_field(content: bytes) -> tuple[int, bytes]:
     if not content:
         return 0, b""
     if len(content) == 32:
         return 1, content
-    return 2, _LENGTH.pack(len(content)) + content
+    return 2, _HASH_LENGTH.pack(len(content)) + content
 
 
 # --- records ----------------------------------------------------------------------------
@@ -191,9 +217,7 @@ def encode_record(record: Record) -> bytes:
             bytes((16 * is_short,))
             + (form * _HASH + until).to_bytes(6, "big")
             + _within(record.keep_until_ms, _LATEST_KEEP_MS).to_bytes(6, "big")
-            + _ATTEMPTS.pack(_within(record.attempts, 2**32 - 1))
-            + _sixteen(record.token)
-            + _sixteen(record.generation)
+            + _OPEN(_within(record.attempts, 2**32 - 1), record.token, record.generation)
             + field
             + memo
         )
@@ -201,7 +225,7 @@ def encode_record(record: Record) -> bytes:
     return (
         bytes((32 * record.fate + 16 * is_short + _within(record.attempts, 15),))
         + (form * _HASH + (_HARD if hard else 0) + until).to_bytes(6, "big")
-        + _sixteen(record.generation)[:8]
+        + record.generation[:8].ljust(8, b"\0")
         + (hard.to_bytes(6, "big") if hard else b"")
         + field
         + memo
@@ -213,9 +237,7 @@ def decode_record(key: bytes, value: bytes) -> Record:
     try:
         return _read(key, value)
     except (IndexError, TypeError, ValueError) as error:
-        raise StoreError(
-            "a record cannot be read; it was written by a newer version, or not by oncebridge"
-        ) from error
+        raise StoreError(_UNREADABLE) from error
 
 
 def _read(key: bytes, value: bytes) -> Record:
@@ -236,16 +258,31 @@ def _read(key: bytes, value: bytes) -> Record:
             hard, at = int.from_bytes(value[15:21], "big"), 21
     if len(value) < at:
         raise ValueError("it is too short")
-    content, memo = _content_and_memo(value, at, bits // _HASH, is_short=first & 16)
+    start, end = _hash_place(value, at, bits // _HASH)
+    memo = _restore_memo(value[end:]) if first & 16 else value[end:]
+    content = value[start:end]
     return Record(key, token, generation, until, attempts, content, fate, memo, hard, keep_until)
 
 
-def _content_and_memo(value: bytes, at: int, form: int, *, is_short: int) -> tuple[bytes, bytes]:
-    size = (0, 32, 0)[form]
+def _fate_and_memo(value: bytes) -> tuple[Fate, bytes]:
+    """Return these of a done record; faster than `decode_record`."""
+    try:
+        first, second = value[0], value[1]
+        fate = _FATES[first >> 5]
+        _, end = _hash_place(value, 21 if second & 32 else 15, second >> 6)  # after a hard end
+        memo = value[end:]
+    except (IndexError, ValueError) as error:
+        raise StoreError(_UNREADABLE) from error
+    if fate is None:
+        raise StoreError(_UNREADABLE)
+    return fate, _restore_memo(memo) if first & 16 else memo
+
+
+def _hash_place(value: bytes, at: int, form: int) -> tuple[int, int]:
+    """Return where the hash in the field at position *at* begins and ends."""
     if form == 2:
-        size, at = int.from_bytes(value[at : at + 2], "big"), at + 2
-    memo = value[at + size :]
-    return value[at : at + size], _restore_memo(memo) if is_short else memo
+        return at + 2, at + 2 + int.from_bytes(value[at : at + 2], "big")
+    return at, at + (0, 32)[form]
 
 
 def _within(number: int, most: int) -> int:
@@ -260,6 +297,38 @@ def _within(number: int, most: int) -> int:
 _HEX = b"0123456789abcdef"
 _SHAPE = bytes.maketrans(b"h" + _HEX, b"x" + b"h" * 16)
 _UUID = b"hhhhhhhh-hhhh-hhhh-hhhh-hhhhhhhhhhhh"
+_BEGINNING = b'["' + _UUID + b'",'
+
+
+def _memo_fields(column: Column[Any], count: int) -> tuple[Column[int], list[bytes]]:
+    """Return the form of memos, and each in this form; none if all stay as they are stored."""
+    if not isinstance(column, list):
+        form, memo = _memo_field(column)
+        return form, [] if column is None else [memo] * count
+    if count > 1 and None not in column and (alike := _shorten_alike(column)) is not None:
+        return 1, alike
+    fields = [_memo_field(memo) for memo in column]
+    return folded([form for form, _ in fields]), [memo for _, memo in fields]
+
+
+def _memo_field(memo: bytes | None) -> tuple[int, bytes]:
+    return (2, b"") if memo is None else _shorten_memo(memo)
+
+
+def _shorten_alike(memos: Sequence[bytes]) -> list[bytes] | None:
+    """Return the short forms of memos if all have one and are of one shape; faster than each."""
+    first, whole = memos[0], b"".join(memos)
+    shape = first.translate(_SHAPE)
+    if (
+        shape[:40] != _BEGINNING
+        or first[-1] != 93  # ]
+        or whole.translate(_SHAPE) != shape * len(memos)
+        or len(set(map(len, memos))) > 1
+    ):
+        return None
+    ids = unhexlify(b"".join([memo[2:38] for memo in memos]).replace(b"-", b""))
+    starts = range(0, len(ids), 16)
+    return [ids[at : at + 16] + memo[40:-1] for at, memo in zip(starts, memos, strict=True)]
 
 
 def _shorten_memo(memo: bytes) -> tuple[int, bytes]:
@@ -289,31 +358,17 @@ def _restore_memo(kept: bytes) -> bytes:
 # --- results ----------------------------------------------------------------------------
 
 
-def claim_answer(want: Want, result: Any, now_ms: int) -> ClaimAnswer:
-    """Return the answer to one want."""
-    if result == 0:
-        parts = want.parts
-        if len(parts) == 1:  # the common case by far
-            first = Held(parts[0].key, want.generation, 1, want.memo)
-            return Claim(want.token, (first,), now_ms)
-        held = tuple([Held(p.key, want.generation, 1, want.memo) for p in parts])
-        return Claim(want.token, held, now_ms)
-    if isinstance(result, list):
-        records = [decode_record(p.key, v) for p, v in zip(want.parts, result, strict=True)]
+def claim_answer(wants: Wants, at: int, outcome: Any, now_ms: int) -> ClaimAnswer | int:
+    """Return the answer to the claim at position *at*, whose outcome was not the usual one."""
+    if isinstance(outcome, list):
+        want = wants[at]
+        records = [decode_record(p.key, v) for p, v in zip(want.parts, outcome, strict=True)]
         held = tuple([Held(r.key, r.generation, r.attempts, r.memo) for r in records])
-        return Claim(want.token, held, now_ms)
-    part: Part = want.parts[result[1] - 1]
-    return _REFUSALS[result[0]](decode_record(part.key, result[2:]), now_ms)
-
-
-def _duplicate(record: Record, _: int) -> ClaimAnswer:
-    if record.fate is None:
-        raise StoreError("a script returned a result that is not valid; check that this is Redis")
-    return Duplicate(record.key, record.fate, record.memo)
-
-
-_REFUSALS: dict[int, Callable[[Record, int], ClaimAnswer]] = {
-    ord("D"): _duplicate,
-    ord("B"): lambda record, now_ms: Busy(record.key, record.until_ms - now_ms),
-    ord("M"): lambda record, _: Mismatch(record.key, record.memo),
-}
+        claim = Claim(want.token, held, now_ms)
+        return HELD if claim.is_as_asked(want) else claim
+    letter, number, value = outcome[:1], outcome[1] - 1, outcome[2:]
+    key = wants.keys[at if wants.sizes is None else wants.places(at)[number]]
+    if letter == b"B":
+        return Busy(key, int.from_bytes(value, "big"))
+    fate, memo = _fate_and_memo(value)
+    return Duplicate(key, fate, memo) if letter == b"D" else Mismatch(key, memo)

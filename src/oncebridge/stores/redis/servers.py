@@ -117,12 +117,13 @@ class OneServer:
         self, requests: Sequence[RedisRequest], replicas: ReplicaWait | None = None
     ) -> list[Any]:
         answers = await send_requests(self._node, requests, replicas)
-        for at, answer in enumerate(answers):
-            if isinstance(answer, ReplyError):
-                answers[at] = problem = error_of(answer)
-                if isinstance(problem, NotPrimary):
-                    self._node.drop()
-        return answers
+        return [self._failure(one) if isinstance(one, ReplyError) else one for one in answers]
+
+    def _failure(self, error: ReplyError) -> StoreError:
+        problem = error_of(error)
+        if isinstance(problem, NotPrimary):
+            self._node.drop()
+        return problem
 
     def drop_connections(self) -> None:
         self._node.drop()
@@ -146,7 +147,10 @@ async def send_requests(
 ) -> list[Any]:
     """Send requests to one server; load the scripts that it does not have."""
     answers = await _send(node, requests, replicas, asking=asking)
-    if any(_begins(answer, "NOAUTH") for answer in answers):
+    refused = [answer for answer in answers if isinstance(answer, ReplyError)]
+    if not refused:
+        return answers
+    if any(_begins(answer, "NOAUTH") for answer in refused):
         node.drop()  # the next connection logs in again
     unknown = [at for at, answer in enumerate(answers) if _begins(answer, "NOSCRIPT")]
     if unknown:
@@ -171,35 +175,31 @@ async def load_scripts(node: Node, scripts: Iterable[Script]) -> None:
             raise InvalidReply
 
 
-def _send(
-    node: Node, requests: Sequence[RedisRequest], replicas: ReplicaWait | None, *, asking: bool
-) -> Awaitable[list[Any]]:
-    if replicas is None and not asking:
-        return node.ask([ask.command for ask in requests])
-    return _send_with_more(node, requests, replicas, asking=asking)
-
-
-async def _send_with_more(
+async def _send(
     node: Node, requests: Sequence[RedisRequest], replicas: ReplicaWait | None, *, asking: bool
 ) -> list[Any]:
-    """Send ASKING before each request if *asking*, and WAIT after all of them."""
+    """Send requests, with ASKING before each if *asking*, and WAIT after all of them."""
     commands = [ask.command for ask in requests]
     if asking:  # applies to the next command only
         commands = [command for ask in requests for command in ((b"ASKING",), ask.command)]
-    if replicas is None:
-        answers = await node.ask(commands)
-        return answers[1::2] if asking else answers
-    *answers, made = await node.ask([*commands, (b"WAIT", replicas.count, replicas.within_ms)])
-    problem: StoreError | None = None
-    if isinstance(made, ReplyError):
-        problem = error_of(made)
-    elif not isinstance(made, int):
-        problem = InvalidReply()
-    elif made < replicas.count:
-        problem = TooFewReplicas(f"Redis: only {made} of {replicas.count} replicas have it yet")
+    if replicas is not None:
+        commands.append((b"WAIT", replicas.count, replicas.within_ms))
+    answers = await node.ask(commands)
+    problem = None if replicas is None else _shortage(answers.pop(), replicas)
     if problem is not None:
         answers = [a if isinstance(a, ReplyError) else problem for a in answers]
     return answers[1::2] if asking else answers
+
+
+def _shortage(made: Any, replicas: ReplicaWait) -> StoreError | None:
+    """Return the error if WAIT was not answered with enough replicas."""
+    if isinstance(made, ReplyError):
+        return error_of(made)
+    if not isinstance(made, int):
+        return InvalidReply()
+    if made < replicas.count:
+        return TooFewReplicas(f"Redis: only {made} of {replicas.count} replicas have it yet")
+    return None
 
 
 def _begins(answer: Any, *codes: str) -> bool:

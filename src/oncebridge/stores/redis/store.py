@@ -34,24 +34,21 @@ from msgspec.structs import replace
 from oncebridge.base.clock import Clock, ms
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.stores.api import (
+    HELD,
     ClaimAnswer,
     ClaimAnswers,
-    Commit,
+    Column,
     CommitAnswer,
     Commits,
     ExtendAnswer,
-    Extension,
     Extensions,
     Memories,
-    Memory,
     NoAnswer,
     Record,
-    Release,
     ReleaseAnswer,
     Releases,
     RememberAnswer,
     Reply,
-    Want,
     Wants,
 )
 from oncebridge.stores.conditional import ConditionalStore
@@ -74,6 +71,7 @@ from oncebridge.stores.redis.connection import (
     parse_info,
 )
 from oncebridge.stores.redis.options import RedisOptions, check, tls_context
+from oncebridge.stores.redis.scripts import Batch, KeyBatch, encode
 from oncebridge.stores.redis.servers import (
     Cluster,
     OneServer,
@@ -87,11 +85,13 @@ from oncebridge.stores.redis.servers import (
 
 _log = logging.getLogger("oncebridge")
 
-_Keyed = TypeVar("_Keyed", Commit, Release, Extension, Memory, Record)
-_Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 _Piece = tuple[int, Sequence[int]]
 """A slot, and the positions of its items that go into one script."""
+_Unusual = dict[int, Any]
+"""Outcomes of a script that are not the usual one, by position; a `StoreError` if it did not run."""
+_Clocks = list[tuple[int, Sequence[int]]]
+"""The times of servers, with the positions of the items that each decided."""
 
 _CHUNK: Final = 200
 """Records per script. One takes about 3 µs, so other clients wait for 0.6 ms at most."""
@@ -101,15 +101,9 @@ _FAULTS: Final[Mapping[str, type[StoreError]]] = {
 }
 """Faults that pass by themselves; an operator has to fix all others."""
 
-_COMMITS: Final[dict[int, CommitAnswer]] = {
-    0: Reply.FENCED,
-    1: Reply.COMMITTED,
-    2: Reply.ALREADY,
-}
-_RELEASES: Final[dict[int, ReleaseAnswer]] = {0: Reply.FENCED, 1: Reply.RELEASED}
-_EXTENSIONS: Final[dict[int, ExtendAnswer]] = {0: Reply.FENCED, 1: Reply.EXTENDED}
-_MEMORIES: Final[dict[int, RememberAnswer]] = {0: Reply.KNOWN, 1: Reply.REMEMBERED}
-_FORGOTTEN: Final = {0: False, 1: True}
+_FENCED: Final[Mapping[int, Any]] = {0: Reply.FENCED}
+_COMMITS: Final[Mapping[int, CommitAnswer]] = {0: Reply.FENCED, 2: Reply.ALREADY}
+_KNOWN: Final[Mapping[int, RememberAnswer]] = {0: Reply.KNOWN}
 
 
 class RedisStore:
@@ -175,7 +169,7 @@ class RedisStore:
             self._tls = tls_context(self._options)
         try:
             await self._servers.open(self._scripts.values())
-            await self.peek([b""])  # so that missing permissions are found now
+            await self._check_form()  # finds missing permissions as well
         except NotPrimary as error:
             if self._address.kind in ("sentinel", "cluster"):
                 raise  # a failover is under way
@@ -185,58 +179,64 @@ class RedisStore:
         except StoreError as error:
             raise ConfigError("", str(error)) from error
 
-    async def claim(self, wants: Wants) -> ClaimAnswers:
-        return ClaimAnswers.of(wants, await self._claim_rows([*wants]))
+    async def _check_form(self) -> None:
+        """Check that this version can read the records; a new store notes their form."""
+        form = KeyBatch([scripts.FORM_KEY], terms=b"%d" % scripts.FORM)
+        unusual, _ = await self._run("form", form)
+        kept = _or_raise(unusual.get(0, b"%d" % scripts.FORM))
+        if not isinstance(kept, bytes):
+            raise self._invalid_reply()
+        if not kept.isdigit() or int(kept) > scripts.FORM:
+            raise StoreError(
+                f"the records with prefix {self._options.prefix!r} were written by a newer version of "
+                f"oncebridge (form {kept[:20].decode(errors='replace')}, this version knows "
+                f"{scripts.FORM}); upgrade this worker, or give it another prefix"
+            )
 
-    async def _claim_rows(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
-        split = self._across_slots(wants)
-        if not split:
+    async def claim(self, wants: Wants) -> ClaimAnswers:
+        across = self._across_slots(wants)
+        if not across:
             return await self._claim(wants)
-        together = sorted(set(range(len(wants))).difference(split))
-        answers: list[ClaimAnswer] = [NoAnswer("")] * len(wants)
-        several, single = await asyncio.gather(
-            _or_no_answer(self._claim_across_slots([wants[at] for at in split]), len(split)),
-            _or_no_answer(self._claim([wants[at] for at in together]), len(together)),
+        together = sorted(set(range(len(wants))).difference(across))
+        several, single = wants.select(across), wants.select(together)
+        found = await asyncio.gather(
+            _or_no_answer(self._claim_across_slots(several), several),
+            _or_no_answer(self._claim(single), single),
         )
-        for at, answer in zip((*split, *together), (*several, *single), strict=True):
-            answers[at] = answer
-        return answers
+        each: list[ClaimAnswer | int] = [HELD] * len(wants)
+        for places, answers in zip((across, together), found, strict=True):
+            for at, answer in zip(places, answers.each, strict=True):
+                each[at] = answer
+        return ClaimAnswers(wants, each, max(answers.now_ms for answers in found))
 
     async def commit(self, commits: Commits) -> list[CommitAnswer]:
-        return await self._each(
-            "commit", [*commits], scripts.encode_commits, _COMMITS, self._copies
-        )
+        return await self._each("commit", commits, Reply.COMMITTED, _COMMITS, self._copies)
 
     async def release(self, releases: Releases) -> list[ReleaseAnswer]:
-        return await self._each(
-            "release", [*releases], _one_by_one(scripts.encode_release), _RELEASES
-        )
+        return await self._each("release", releases, Reply.RELEASED, _FENCED)
 
     async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
-        write = _one_by_one(scripts.encode_extension)
-        return await self._each("extend", [*extensions], write, _EXTENSIONS)
+        return await self._each("extend", extensions, Reply.EXTENDED, _FENCED)
 
     async def remember(self, memories: Memories) -> list[RememberAnswer]:
-        write = _one_by_one(scripts.encode_memory)
-        return await self._each("remember", [*memories], write, _MEMORIES, self._copies)
+        return await self._each("remember", memories, Reply.REMEMBERED, _KNOWN, self._copies)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        write = _one_by_one(scripts.encode_load)
-        return await self._each("load", records, write, _MEMORIES, self._copies)
+        named = KeyBatch([one.key for one in records], [*map(scripts.encode_load, records)])
+        return await self._each("load", named, Reply.REMEMBERED, _KNOWN, self._copies)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
-        values = _require_all(await self._ask_about("look", keys))
+        unusual, _ = await self._run("look", KeyBatch([*keys]))
+        _require_all(unusual)
         return [
-            None if value is None else scripts.decode_record(key, value)
-            for key, value in zip(keys, values, strict=True)
+            scripts.decode_record(key, unusual[at]) if at in unusual else None
+            for at, key in enumerate(keys)
         ]
 
     async def forget(self, keys: Sequence[bytes]) -> list[bool]:
-        results = _require_all(await self._ask_about("forget", keys))
-        try:
-            return [_FORGOTTEN[answer] for answer in results]
-        except (KeyError, TypeError):
-            raise self._invalid_reply() from None
+        unusual, _ = await self._run("forget", KeyBatch([*keys]))
+        _require_all(unusual)
+        return [at not in unusual for at in range(len(keys))]
 
     async def purge(self, limit: int = 1000) -> int:  # noqa: ARG002 - Redis does it by itself
         """Do nothing: Redis removes expired records."""
@@ -252,6 +252,7 @@ class RedisStore:
         match _or_raise(await self._servers.ask_server(server, command)):
             case [bytes(after), list(names)]:
                 keys = [name[len(self._prefix) :] for name in dict.fromkeys(names)]
+                keys = [key for key in keys if key != scripts.FORM_KEY]
             case _:
                 raise self._invalid_reply()
         records = [record for record in await self.peek(keys) if record is not None]
@@ -312,35 +313,34 @@ class RedisStore:
 
     # --- claims -------------------------------------------------------------------------
 
-    async def _claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
-        prefix = self._prefix
-        names = [prefix + part.key for want in wants for part in want.parts]
-        sizes = None
-        if len(names) > len(wants):
-            sizes = [len(want.parts) for want in wants]
-        results, times = await self._run_script(
-            "claim", wants, names, scripts.encode_wants, sizes=sizes
-        )
+    async def _claim(self, wants: Wants) -> ClaimAnswers:
+        unusual, clocks = await self._run("claim", wants)
+        each: list[ClaimAnswer | int] = [HELD] * len(wants)
+        now_ms = max([now for now, _ in clocks], default=0)
+        _require_some(unusual, len(each))
         try:
-            return [
-                _claim_answer(want, answer, now)
-                for want, answer, now in zip(wants, _require_some(results), times, strict=True)
-            ]
-        except (IndexError, KeyError, TypeError, ValueError):
+            for at, one in unusual.items():
+                try:
+                    each[at] = scripts.claim_answer(wants, at, _or_raise(one), now_ms)
+                except StoreError as error:
+                    each[at] = NoAnswer(str(error))
+        except (IndexError, TypeError, ValueError):
             raise self._invalid_reply() from None
+        return ClaimAnswers(wants, each, now_ms)
 
-    def _across_slots(self, wants: Sequence[Want]) -> list[int]:
+    def _across_slots(self, wants: Wants) -> list[int]:
         """Return the positions of wants whose parts are in different slots."""
-        if self._address.kind != "cluster":
+        if self._address.kind != "cluster" or wants.sizes is None:
             return []
+        slots = [self._servers.slot_of(self._prefix + key) for key in wants.keys]
+        ends = accumulate(wants.sizes)
         return [
             at
-            for at, want in enumerate(wants)
-            if len(want.parts) > 1
-            and len({self._servers.slot_of(self._prefix + part.key) for part in want.parts}) > 1
+            for at, (end, size) in enumerate(zip(ends, wants.sizes, strict=True))
+            if len({*slots[end - size : end]}) > 1
         ]
 
-    async def _claim_across_slots(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
+    async def _claim_across_slots(self, wants: Wants) -> ClaimAnswers:
         if self._clock is None and self._ahead_ms is None:
             await self.now_ms()
         time_s, ahead = asyncio.get_running_loop().time, self._ahead_ms or 0
@@ -349,152 +349,120 @@ class RedisStore:
             self._clock or (lambda: int(time_s() * 1000) + ahead),
             is_shared_clock=self._clock is not None,
         )
-        return [*await ConditionalStore(backend).claim(Wants.of(wants))]
+        return await ConditionalStore(backend).claim(wants)
+
+    async def _ask_about(self, script: str, named: KeyBatch) -> tuple[_Unusual, list[int]]:
+        """Run a script; see `RunScript`."""
+        unusual, clocks = await self._run(script, named)
+        times = [0] * len(named)
+        for now, places in clocks:
+            for at in places:
+                times[at] = now
+        return unusual, times
 
     # --- running scripts ----------------------------------------------------------------
 
     async def _each(
         self,
         script: str,
-        items: Sequence[_Keyed],
-        write: Callable[[Sequence[_Keyed]], list[bytes]],
+        batch: Batch,
+        usual: _Answer,
         meanings: Mapping[int, _Answer],
         replicas: ReplicaWait | None = None,
     ) -> list[_Answer | NoAnswer]:
-        """Run a script for each item, and return the answers that its numbers mean."""
-        prefix = self._prefix
-        names = [prefix + item.key for item in items]
-        results, _ = await self._run_script(script, items, names, write, replicas=replicas)
-        if results.count(1) == len(results):  # the common case by far
-            return [meanings[1]] * len(results)
+        """Run a script, and return *usual* for each item, or what another outcome means."""
+        unusual, _ = await self._run(script, batch, replicas)
+        answers: list[_Answer | NoAnswer] = [usual] * len(batch)
+        _require_some(unusual, len(answers))
         try:
-            return [
-                NoAnswer(str(answer)) if isinstance(answer, StoreError) else meanings[answer]
-                for answer in _require_some(results)
-            ]
+            for at, one in unusual.items():
+                answers[at] = NoAnswer(str(one)) if isinstance(one, StoreError) else meanings[one]
         except (KeyError, TypeError):
             raise self._invalid_reply() from None
+        return answers
 
-    async def _ask_about(
-        self,
-        script: str,
-        keys: Sequence[bytes],
-        asked: Sequence[bytes] | None = None,
-    ) -> tuple[list[Any], list[int]]:
-        prefix = self._prefix
-        names = [prefix + key for key in keys]
-        return await self._run_script(
-            script, [b""] * len(keys) if asked is None else asked, names, list
-        )
-
-    async def _run_script(
-        self,
-        script: str,
-        items: Sequence[_Item],
-        names: Sequence[bytes],
-        write: Callable[[Sequence[_Item]], list[bytes]],
-        *,
-        sizes: Sequence[int] | None = None,
-        replicas: ReplicaWait | None = None,
-    ) -> tuple[list[Any], list[int]]:
-        """
-        Run a script for all *items*, in as few pieces as possible.
-
-        *sizes* has the number of *names* of each item, if that is not one each. *write* encodes
-        the arguments. Return for each item the result of the script (a `StoreError` if there is
-        none) and the server's time.
-        """
+    async def _run(
+        self, script: str, batch: Batch, replicas: ReplicaWait | None = None
+    ) -> tuple[_Unusual, _Clocks]:
+        """Run a script over *batch*, in as few pieces as possible."""
         self._check_open()
-        if len(names) <= _CHUNK and self._address.kind != "cluster" and items:
-            ask = self._ask(script, 0, names, write(items))
-            (answer,) = await self._answers([ask], replicas)
-            now, *results = self._checked(answer, len(items))
-            return results, [now] * len(results)
-        return await self._run_in_pieces(script, items, _split(names, sizes), write, replicas)
-
-    async def _run_in_pieces(
-        self,
-        script: str,
-        items: Sequence[_Item],
-        names: Sequence[Sequence[bytes]],
-        write: Callable[[Sequence[_Item]], list[bytes]],
-        replicas: ReplicaWait | None,
-    ) -> tuple[list[Any], list[int]]:
-        results: list[Any] = [None] * len(items)
-        times = [0] * len(items)
-        pieces = self._pieces(names)
+        unusual: _Unusual = {}
+        clocks: _Clocks = []
+        if not batch.keys:
+            return unusual, clocks
+        names = [self._prefix + key for key in batch.keys]
+        terms, own = encode(batch)
+        places: Sequence[Sequence[int]] | None = None  # of the names of each item; None: one each
+        if isinstance(batch, Wants) and batch.sizes is not None:
+            ends = accumulate(batch.sizes)
+            places = [range(end - size, end) for end, size in zip(ends, batch.sizes, strict=True)]
+        pieces = self._pieces(names, places)
         while pieces:
             requests = []
             for slot, piece in pieces:
-                item_names = [name for at in piece for name in names[at]]
-                requests.append(
-                    self._ask(script, slot, item_names, write([items[at] for at in piece]))
-                )
-            answers = await self._answers(requests, replicas)
+                at = piece if places is None else [on for item in piece for on in places[item]]
+                parts = [_picked(column, at) for column in (names, terms, own)]
+                requests.append(self._request(script, slot, *parts))
+            replies: list[Any]
+            try:
+                replies = await self._servers.ask(requests, replicas)
+            except StoreError as error:
+                replies = [error] * len(requests)
             moving: list[_Piece] = []
-            for (slot, piece), answer in zip(pieces, answers, strict=True):
-                if isinstance(answer, SlotMoving) and len(piece) > 1:
+            for (slot, piece), request, reply in zip(pieces, requests, replies, strict=True):
+                if _fits(reply, request, piece):
+                    clocks.append((reply[0], piece))
+                    items = [piece[at - 1] for at in reply[2::2]]
+                    unusual.update(zip(items, reply[3::2], strict=True))
+                elif isinstance(reply, SlotMoving) and len(piece) > 1:
                     moving += [(slot, [at]) for at in piece]
-                    continue
-                now, *each = self._checked(answer, len(piece))
-                for at, one in zip(piece, each, strict=True):
-                    results[at] = one
-                    times[at] = now
+                else:
+                    problem = reply if isinstance(reply, StoreError) else self._invalid_reply()
+                    unusual.update(dict.fromkeys(piece, problem))
             pieces = moving
-        return results, times
-
-    async def _answers(
-        self, requests: Sequence[RedisRequest], replicas: ReplicaWait | None
-    ) -> list[Any]:
-        try:
-            return await self._servers.ask(requests, replicas)
-        except StoreError as error:
-            return [error] * len(requests)
-
-    def _checked(self, answer: Any, count: int) -> list[Any]:
-        """Return the reply if it is the time and one result per item, otherwise errors."""
-        if isinstance(answer, StoreError):
-            return [0, *[answer] * count]
-        if (
-            not isinstance(answer, list)
-            or len(answer) != count + 1
-            or not isinstance(answer[0], int)
-        ):
-            return [0, *[self._invalid_reply()] * count]
-        if self._address.kind == "cluster":
-            self._note_time(answer[0])
-        return answer
+        if self._address.kind == "cluster" and clocks:
+            self._note_time(clocks[-1][0])
+        return unusual, clocks
 
     def _invalid_reply(self) -> StoreError:
         self._servers.drop_connections()
         return InvalidReply()
 
-    def _pieces(self, names: Sequence[Sequence[bytes]]) -> list[_Piece]:
-        """Group items by slot, in pieces that do not block a server for long."""
+    def _pieces(
+        self, names: Sequence[bytes], places: Sequence[Sequence[int]] | None
+    ) -> list[_Piece]:
+        """Group items by slot, in pieces that do not block a server for long; see `_run`."""
+        count = len(names if places is None else places)
+        if len(names) <= _CHUNK and self._address.kind != "cluster":
+            return [(0, range(count))]
         slots: dict[int, list[int]] = {}
-        if self._address.kind == "cluster":
-            for at, item_names in enumerate(names):
-                slots.setdefault(self._servers.slot_of(item_names[0]), []).append(at)
-        elif names:
-            slots[0] = list(range(len(names)))
+        for at in range(count):
+            name = names[at if places is None else places[at][0]]
+            slots.setdefault(self._servers.slot_of(name), []).append(at)
         pieces: list[_Piece] = []
-        for slot, places in slots.items():
+        for slot, items in slots.items():
             start = size = 0
-            for number, at in enumerate(places):
-                count = len(names[at])
-                if size and size + count > _CHUNK:
-                    pieces.append((slot, places[start:number]))
+            for number, at in enumerate(items):
+                more = 1 if places is None else len(places[at])
+                if size and size + more > _CHUNK:
+                    pieces.append((slot, items[start:number]))
                     start, size = number, 0
-                size += count
-            pieces.append((slot, places[start:]))
+                size += more
+            pieces.append((slot, items[start:]))
         return pieces
 
-    def _ask(
-        self, name: str, slot: int, names: Sequence[bytes], asked: Sequence[bytes]
+    def _request(
+        self,
+        name: str,
+        slot: int,
+        names: Sequence[bytes],
+        terms: Column[bytes],
+        own: Sequence[bytes],
     ) -> RedisRequest:
         script = self._scripts[name]
         now = b"" if self._clock is None else b"%d" % self._clock()
-        command: Command = (b"EVALSHA", script.sha, len(names), *names, now, *asked)
+        all_terms = b"".join(terms) if isinstance(terms, list) else terms
+        command: Command = (b"EVALSHA", script.sha, len(names), *names, now, all_terms, *own)
         return RedisRequest(command, slot, len(names), script)
 
     def _note_time(self, now_ms: int) -> None:
@@ -606,33 +574,37 @@ class RedisStore:
             _log.warning(what, extra={"server": address_text(address)})
 
 
-def _one_by_one(write: Callable[[_Item], bytes]) -> Callable[[Sequence[_Item]], list[bytes]]:
-    return lambda items: [write(item) for item in items]
+def _fits(reply: Any, request: RedisRequest, items: Sequence[int]) -> bool:
+    """Return True if it is the reply of a script: a time, the number of names, and outcomes."""
+    return (
+        isinstance(reply, list)
+        and len(reply) % 2 == 0
+        and reply[1:2] == [request.names]
+        and isinstance(reply[0], int)
+        and all(isinstance(at, int) and 0 < at <= len(items) for at in reply[2::2])
+    )
 
 
-def _split(names: Sequence[bytes], sizes: Sequence[int] | None) -> list[Sequence[bytes]]:
-    """Return the names of each item."""
-    if sizes is None:
-        return [[name] for name in names]
-    ends = list(accumulate(sizes))
-    return [names[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+def _picked(column: Any, places: Sequence[int]) -> Any:
+    """Return the values at *places*; one value for all, or none, stays as it is."""
+    if not isinstance(column, list) or len(column) in (0, len(places)):
+        return column
+    return [column[at] for at in places]
 
 
-def _require_all(decided: tuple[list[Any], list[int]]) -> list[Any]:
-    """Return the results; raise if one is missing."""
-    results, _ = decided
-    for answer in results:
-        _or_raise(answer)
-    return results
+def _require_all(unusual: _Unusual) -> None:
+    """Raise if a script did not run for an item."""
+    for one in unusual.values():
+        _or_raise(one)
 
 
-def _require_some(results: list[Any]) -> list[Any]:
-    """Return the results; raise if all are missing. `TooFewReplicas` counts as a result."""
-    if results and all(
-        isinstance(a, StoreError) and type(a) is not TooFewReplicas for a in results
+def _require_some(unusual: _Unusual, count: int) -> None:
+    """Raise if a script ran for none of *count* items. `TooFewReplicas` counts as run."""
+    if 0 < count == len(unusual) and all(
+        isinstance(one, StoreError) and type(one) is not TooFewReplicas for one in unusual.values()
     ):
-        raise next((a for a in results if not isinstance(a, StoreUnavailable)), results[0])
-    return results
+        errors = list(unusual.values())
+        raise next((one for one in errors if not isinstance(one, StoreUnavailable)), errors[0])
 
 
 def _or_raise(answer: Any) -> Any:
@@ -647,17 +619,8 @@ def _sum(name: str, infos: Sequence[Mapping[str, str]]) -> int | None:
     return sum(map(int, numbers)) if all(map(str.isdecimal, numbers)) else None
 
 
-def _claim_answer(want: Want, results: Any, now_ms: int) -> ClaimAnswer:
-    try:
-        return scripts.claim_answer(want, _or_raise(results), now_ms)
-    except StoreError as error:
-        return NoAnswer(str(error))
-
-
-async def _or_no_answer(
-    claims: Coroutine[Any, Any, list[ClaimAnswer]], count: int
-) -> list[ClaimAnswer]:
+async def _or_no_answer(claims: Coroutine[Any, Any, ClaimAnswers], wants: Wants) -> ClaimAnswers:
     try:
         return await claims
     except StoreError as error:
-        return [NoAnswer(str(error))] * count
+        return ClaimAnswers(wants, [NoAnswer(str(error))] * len(wants), 0)
