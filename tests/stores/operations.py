@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from oncebridge.base.clock import SystemDice
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import Part
@@ -288,13 +290,15 @@ class Peeking(Held):
 
 
 class ClaimingMany(Operation):
-    """More than goes into one request: what is lost may be a part of it."""
+    """More than goes into one request, with one token: what is lost may be a part of it."""
 
     name = "claim of many"
 
     def __init__(self, count: int = 10) -> None:
         super().__init__()
-        self.wants = [want(self.key + b"/%d" % number) for number in range(count)]
+        one = want(self.key)
+        parts = [(Part(self.key + b"/%d" % number),) for number in range(count)]
+        self.wants = [replace(one, parts=part) for part in parts]
 
     async def ask(self, store: Store) -> Any:
         return await store.claim(Wants.of(self.wants))

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 from tests.chaos.worker import die_with_parent
 
 from oncebridge.base.clock import SystemDice
@@ -97,15 +98,11 @@ def _generation(key: bytes) -> bytes:
     return blake2b(key, digest_size=16).digest()
 
 
-def _want(keys: Sequence[bytes], *, lease_ms: int = _LONG_MS, known: bool = False) -> Want:
+def _wants(items: Sequence[Sequence[bytes]], lease_ms: int = _LONG_MS) -> Wants:
+    """Ask for *items* with one token and one generation, as workers do."""
     token, generation = SystemDice().tokens(2)
-    return Want(
-        tuple(Part(key) for key in keys),
-        token,
-        _generation(keys[0]) if known else generation,
-        lease_ms,
-        _LONG_MS,
-    )
+    parts = [tuple(map(Part, keys)) for keys in items]
+    return Wants.of([Want(part, token, generation, lease_ms, _LONG_MS) for part in parts])
 
 
 def _commit(key: bytes) -> Commit:
@@ -154,7 +151,7 @@ class Racer:
             commits = Commits.of([_commit(key) for (key,) in asked])
             return await _insist(self._store.commit, commits, result)
         # Half of them ask in the other order: who locks part by part is stuck here.
-        wants = Wants.of([_want(keys[::-1] if reverse else keys) for keys in asked])
+        wants = _wants([keys[::-1] if reverse else keys for keys in asked])
         return await _insist(self._store.claim, wants, result)
 
 
@@ -253,8 +250,9 @@ async def race(
 
 async def _prepare(store: Store, raced: dict[str, list[bytes]]) -> None:
     """Claim what is to be taken over, and what is to be committed."""
-    lapsing = Wants.of([_want([key], lease_ms=_SHORT_MS) for key in raced["take-overs"]])
-    known = Wants.of([_want([key], known=True) for key in raced["commits"]])
+    lapsing = _wants([[key] for key in raced["take-overs"]], _SHORT_MS)
+    known = _wants([[key] for key in raced["commits"]])
+    known = replace(known, generation=[*map(_generation, raced["commits"])])
     for wants in (lapsing, known):
         answers = await _insist(store.claim, wants, Result([], {}))
         assert all(isinstance(answer, Claim) for answer in answers)

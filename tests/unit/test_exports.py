@@ -94,7 +94,10 @@ PUBLIC = {
     "oncebridge.sources.http": ("HttpSource", "HttpSourceOptions"),
     "oncebridge.sources.kinesis": ("KinesisSource",),
     "oncebridge.sources.sqs": ("SqsSource",),
-    "oncebridge.stores.api": ("Claim", "Commit", "Record", "Store", "Want"),
+    "oncebridge.stores.api": (
+        *("HELD", "Busy", "Claim", "ClaimAnswers", "Commit", "Commits", "Duplicate", "Extensions"),
+        *("Held", "Memories", "Mismatch", "Record", "Releases", "Reply", "Store", "Want", "Wants"),
+    ),
     "oncebridge.stores.dynamodb": ("DynamoDBStore",),
     "oncebridge.stores.memory": ("MemoryStore",),
     "oncebridge.stores.postgres": ("PostgresStore",),

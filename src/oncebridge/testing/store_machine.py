@@ -83,14 +83,14 @@ class ClaimRequest:
         return f"<{self.number}: {self.want}>"
 
 
-Hold = tuple[ClaimRequest, int, bool]
-"""A request, one of its parts, and whether to use the part's current holder instead."""
-
-
 def _of_holds(
     asked: Bundle[ClaimRequest], *values: st.SearchStrategy[Any]
 ) -> st.SearchStrategy[list[tuple[Any, ...]]]:
-    """Return one or two holds, each with *values*."""
+    """
+    Return one or two holds, each with *values*.
+
+    A hold is a request, one of its parts, and whether to use the part's current holder instead.
+    """
     holds = st.tuples(asked, st.integers(0, 1), st.booleans())
     return st.lists(st.tuples(holds, *values), min_size=1, max_size=2)
 
