@@ -10,6 +10,7 @@ import pytest
 from oncebridge import ConfigError
 from oncebridge.events.key import Part
 from oncebridge.stores.api import (
+    HELD,
     Busy,
     Claim,
     Commit,
@@ -71,6 +72,42 @@ async def test_at_the_cap_new_keys_are_refused_and_nothing_is_evicted(clock):
     answers = await store.claim(Wants.of([want(n) for n in range(10)]))
     assert all(isinstance(answer, Duplicate) for answer in answers)
     assert len(store) == 10
+
+
+async def test_a_batch_of_claims_is_granted_up_to_the_cap(clock):
+    store = MemoryStore(max_keys=10, clock=clock)
+    await deliver(store, *range(5))
+    keys = [key(n) for n in range(3, 13)]
+    answers = await store.claim(Wants(keys, next(tokens), next(tokens), LEASE_MS, WINDOW_MS))
+    kinds = [answer if answer == HELD else type(answer) for answer in answers.each]
+    assert kinds == [Duplicate] * 2 + [HELD] * 5 + [NoAnswer] * 3
+    assert len(store) == 10
+
+
+async def test_every_key_of_a_batch_has_the_terms_that_were_asked_for_it(clock):
+    store = MemoryStore(clock=clock)
+    keys = [key(n) for n in range(3)]
+    own = [next(tokens) for _ in keys]
+    leases, keeps, memos = [1_000, 2_000, 3_000], [10_000, 20_000, 40_000], [b"a", b"", b"c"]
+    answers = await store.claim(Wants(keys, own, own, leases, keeps, memos, [b"", b"h", b""]))
+    assert answers.each == [HELD] * 3
+    assert answers.now_ms == clock()
+    records = await store.peek(keys)
+    assert [record.until_ms - clock() for record in records] == leases
+    assert [record.keep_until_ms - record.until_ms for record in records] == keeps
+    assert [(r.token, r.memo, r.hash) for r in records] == [
+        *[(own[0], b"a", b""), (own[1], b"", b"h"), (own[2], b"c", b"")]
+    ]
+    fates, windows = [Fate.DEAD, Fate.STALE, Fate.DELIVERED], [50_000, 60_000, 70_000]
+    commits = Commits(keys, own, fates, windows, [0, 90_000, 0], [None, b"new", b""])
+    assert await store.commit(commits) == [Reply.COMMITTED] * 3
+    records = await store.peek(keys)
+    assert [record.fate for record in records] == fates
+    assert [record.until_ms - clock() for record in records] == windows
+    assert [record.memo for record in records] == [b"a", b"new", b""]
+    assert records[1].hard_until_ms - clock() == 90_000
+    clock.advance(120_000)
+    assert await store.purge() == 3
 
 
 async def test_at_the_cap_known_keys_are_still_answered_and_worked_on(clock):

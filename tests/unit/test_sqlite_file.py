@@ -10,6 +10,7 @@ from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from zlib import crc32
 
 import pytest
 from tests.servers.small_disk import KINDS, small_disk
@@ -17,7 +18,19 @@ from tests.servers.small_disk import KINDS, small_disk
 from oncebridge import ConfigError, StoreError, StoreUnavailable
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
 from oncebridge.events.key import Part
-from oncebridge.stores.api import Claim, Commit, Commits, Duplicate, Fate, Want, Wants
+from oncebridge.stores.api import (
+    HELD,
+    Busy,
+    Claim,
+    Commit,
+    Commits,
+    Duplicate,
+    Fate,
+    Releases,
+    Reply,
+    Want,
+    Wants,
+)
 from oncebridge.stores.sqlite import database as sqlite_file
 from oncebridge.stores.sqlite.database import (
     Disk,
@@ -260,13 +273,10 @@ async def _make(path):
 
 @pytest.mark.parametrize(("kind", "reads"), [(SQLiteStore, 2), (SQLiteDeadLetters, 1)])
 @pytest.mark.parametrize(
-    ("layout", "how", "fix"),
-    [
-        (99, "a newer version", "upgrade this one, or start a new file"),
-        (0, "an older version", "start a new file"),
-    ],
+    ("layout", "by", "fix"),
+    [(99, "a newer", "upgrade this one, or start a new file"), (0, "an older", "start a new file")],
 )
-async def test_another_layout_is_refused(tmp_path, kind, reads, layout, how, fix):
+async def test_another_layout_is_refused(tmp_path, kind, reads, layout, by, fix):  # noqa: PLR0917
     path = tmp_path / "seen.db"
     first = kind(path)
     await first.open()
@@ -277,9 +287,8 @@ async def test_another_layout_is_refused(tmp_path, kind, reads, layout, how, fix
     second = kind(path)
     with pytest.raises(StoreError) as caught:
         await second.open()
-    assert f"{how} of oncebridge (layout {layout}, this one reads {reads}); {fix}" in str(
-        caught.value
-    )
+    why = f"by {by} version of oncebridge (layout {layout}, this one reads {reads})"
+    assert str(caught.value).endswith(f"{why}; {fix}")
     await second.aclose()
     with sqlite3.connect(path) as db:  # nothing was changed
         assert db.execute("SELECT version FROM oncebridge_schema").fetchall() == [(layout,)]
@@ -412,6 +421,71 @@ async def test_purging_removes_what_is_past_keeping_and_nothing_else(tmp_path):
         assert [record is None for record in await store.peek([key(1), key(55)])] == [True, False]
 
 
+async def test_processes_that_claim_one_key_each_remove_what_expired(tmp_path):
+    clock = ManualClock()
+    path = tmp_path / "seen.db"
+    async with SQLiteStore(path, clock=clock) as store:
+        await deliver(store, *range(50))
+    clock.advance(WINDOW_MS)
+    for number in range(50, 52):
+        async with SQLiteStore(path, clock=clock) as store:
+            await deliver(store, number)
+    async with SQLiteStore(path, clock=clock) as store:
+        assert await store.peek([key(n) for n in range(50)]) == [None] * 50
+
+
+async def test_claims_of_one_key_remove_what_expired_too(tmp_path):
+    clock = ManualClock()
+    async with SQLiteStore(tmp_path / "seen.db", clock=clock) as store:
+        await deliver(store, *range(200))
+        clock.advance(WINDOW_MS)
+        for number in range(200, 400):
+            await deliver(store, number)
+        assert await store.peek([key(n) for n in range(200)]) == [None] * 200
+
+
+# --- records --------------------------------------------------------------------------------
+
+
+async def test_keys_with_the_same_checksum_are_kept_apart(tmp_path):
+    one, other, third = b"plumless", b"buckeroo", b"another"
+    assert crc32(one) == crc32(other)
+    async with SQLiteStore(tmp_path / "seen.db", clock=ManualClock()) as store:
+        asked = Wants([one], b"t" * 16, b"g" * 16, LEASE_MS, WINDOW_MS, b"of one")
+        assert (await store.claim(asked)).each == [HELD]
+        asked = Wants([other, one, third], b"u" * 16, b"h" * 16, LEASE_MS, WINDOW_MS, b"of other")
+        held, busy, also_held = (await store.claim(asked)).each
+        assert (held, busy, also_held) == (HELD, Busy(one, LEASE_MS), HELD)
+        answers = await store.commit(Commits([one], b"h" * 16, window_ms=WINDOW_MS))
+        assert answers == [Reply.FENCED]
+        answers = await store.commit(Commits([other], b"h" * 16, window_ms=WINDOW_MS))
+        assert answers == [Reply.COMMITTED]
+        claimed, done = await store.peek([one, other])
+        assert (claimed.key, claimed.fate, claimed.memo) == (one, None, b"of one")
+        assert (done.key, done.fate, done.memo) == (other, Fate.DELIVERED, b"of other")
+        assert await store.release(Releases([one], b"t" * 16, keep_ms=WINDOW_MS)) == [
+            Reply.RELEASED
+        ]
+        assert await store.forget([one]) == [True]
+        assert [record is None for record in await store.peek([one, other])] == [True, False]
+
+
+async def test_commits_of_a_batch_count_although_others_are_refused(tmp_path):
+    async with SQLiteStore(tmp_path / "seen.db", clock=ManualClock()) as store:
+        keys = [key(n) for n in range(40)]
+        await store.claim(Wants(keys, b"t" * 16, b"g" * 16, LEASE_MS, WINDOW_MS))
+        await store.commit(Commits([keys[7]], b"g" * 16, Fate.DEAD, WINDOW_MS))
+        generations = [b"h" * 16 if n == 20 else b"g" * 16 for n in range(41)]
+        answers = await store.commit(Commits([*keys, key(99)], generations, window_ms=WINDOW_MS))
+        expected = [Reply.COMMITTED] * 41
+        expected[7], expected[20], expected[40] = Reply.ALREADY, Reply.FENCED, Reply.FENCED
+        assert answers == expected
+        fates = [record.fate for record in await store.peek(keys)]
+        assert fates == [
+            Fate.DEAD if n == 7 else None if n == 20 else Fate.DELIVERED for n in range(40)
+        ]
+
+
 WORKER = """
 import asyncio, json, sys
 from oncebridge.events.key import Part
@@ -484,6 +558,7 @@ def test_the_write_ahead_log_is_in_proportion_to_the_disk(tmp_path, monkeypatch,
     told = SimpleNamespace(f_frsize=4096, f_blocks=size // 4096, f_bavail=0)
     monkeypatch.setattr(os, "statvfs", lambda _: told)
     assert wal_limit(tmp_path / "x.db") == limit
+    assert wal_limit(tmp_path / "x.db", 4 * limit) == min(max(size // 32, 64 * 1024), 4 * limit)
 
 
 def test_where_the_disk_is_not_known_the_log_is_as_large_as_it_may_be(tmp_path):

@@ -100,17 +100,14 @@ SELECT key_crc, key, token, generation, now_ms + lease_ms, 1, hash, 0, memo, 0,
     now_ms + lease_ms + keep_ms
 FROM {{given}}
 """  # noqa: S608
-_ODD = """
-SELECT given.key FROM {given} LEFT JOIN oncebridge_records AS r
-    ON r.key_crc = given.key_crc AND r.key = given.key
-WHERE r.fate IS NOT 0 OR r.generation IS NOT given.generation
-"""
 _COMMIT = """
 UPDATE OR FAIL oncebridge_records AS r
 SET token = x'', until_ms = now_ms + window_ms, keep_until_ms = now_ms + window_ms,
     hard_until_ms = iif(hard_ms, now_ms + hard_ms, 0), fate = given.fate,
     memo = coalesce(given.memo, r.memo)
-FROM {given} WHERE r.key_crc = given.key_crc AND r.key = given.key
+FROM {given}
+WHERE r.key_crc = given.key_crc AND r.key = given.key AND r.fate = 0
+    AND r.generation = given.generation
 """
 _WRITE = f"""
 REPLACE INTO oncebridge_records (id, key_crc, {_FIELDS})
@@ -296,26 +293,25 @@ class SQLiteStore:
         return ClaimAnswers(wants, each, now)
 
     def _commit(self, db: sqlite3.Connection, commits: Commits) -> list[CommitAnswer]:
-        """Update all that are claimed with their generation; decide the others one by one."""
-        now = self._clock()
-        answers: list[CommitAnswer] = [Reply.COMMITTED] * len(commits)
-        odd = {key for (key,) in _execute(db, _ODD, commits.keys, generation=commits.generation)}
-        if odd:
-            places = [at for at, key in enumerate(commits.keys) if key in odd]
-            decided = self._decide(db, transitions.commit, [commits[at] for at in places])
-            for at, answer in zip(places, decided, strict=True):
-                answers[at] = answer
-            commits = commits.select([at for at, key in enumerate(commits.keys) if key not in odd])
+        """Update all if each is claimed with its generation, otherwise decide one by one."""
+        before = db.total_changes
+        db.execute("SAVEPOINT one_statement")
         _execute(
             db,
             _COMMIT,
             commits.keys,
-            now_ms=now,
+            now_ms=self._clock(),
             window_ms=commits.window_ms,
             hard_ms=commits.hard_ms,
+            generation=commits.generation,
             fate=commits.fate,
             memo=commits.memo,
         )
+        answers: list[CommitAnswer] = [Reply.COMMITTED] * len(commits)
+        if db.total_changes - before != len(commits):
+            db.execute("ROLLBACK TO one_statement")
+            answers = self._decide(db, transitions.commit, [*commits])
+        db.execute("RELEASE one_statement")
         return answers
 
     def _decide(
