@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
+from itertools import repeat
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 from msgspec import Struct
@@ -24,6 +25,7 @@ from msgspec import Struct
 from oncebridge.base.clock import Clock, system_clock
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError
+from oncebridge.events.key import KEY_VERSION
 from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     HELD,
@@ -50,7 +52,6 @@ from oncebridge.stores.api import (
     Reply,
     Want,
     Wants,
-    spread,
 )
 
 _Asked = TypeVar("_Asked", Commit, Release, Extension, Memory)
@@ -185,7 +186,8 @@ class MemoryStore:
             *(wants.memo, wants.hash),
         )
         for at, (key, token, generation, lease_ms, keep_ms, memo, hash_) in enumerate(items):
-            name = _name(key)
+            # As `_name` does; each call costs, and this is done for every event.
+            name = key[18:] if len(key) == 33 and key[0] == KEY_VERSION else _name(key)
             if name in opened or name in done[name[0]]:
                 want = wants[at]
                 answer = self._claim(want, now)
@@ -213,6 +215,7 @@ class MemoryStore:
             *(commits.keys, commits.generation, commits.fate),
             *(commits.window_ms, commits.hard_ms, commits.memo),
         )
+        known_terms: tuple[Any, ...] = ()
         for at, (key, generation, fate, window_ms, hard_ms, memo) in enumerate(items):
             name = names.get(key, b"")
             record = opened.get(name)
@@ -221,7 +224,17 @@ class MemoryStore:
                 continue
             hard_until = now + hard_ms if hard_ms else 0
             own = record.memo if memo is None else memo
-            done[name[0]][name] = _pack(record, fate, now + window_ms, hard_until, own)
+            if record.hash or record.attempts > 1:
+                packed = _pack(record, fate, now + window_ms, hard_until, own)
+            else:
+                # All but the memo is the same for most records of a call.
+                terms = generation, fate, window_ms, hard_ms
+                if terms != known_terms:
+                    known_terms = terms
+                    bare = _pack(record, fate, now + window_ms, hard_until, b"")
+                    whole = _pack(record, fate, now + window_ms, hard_until, b"-")[:-1]
+                packed = whole + own if own else bare
+            done[name[0]][name] = packed
             del opened[name], names[key]
         return answers
 
@@ -333,7 +346,7 @@ class MemoryStore:
 
 
 def _rows(keys: list[bytes], *columns: Column[Any]) -> Iterator[tuple[Any, ...]]:
-    return zip(keys, *[spread(column, len(keys)) for column in columns], strict=True)
+    return zip(keys, *[c if type(c) is list else repeat(c) for c in columns], strict=False)
 
 
 class _Calendar:
@@ -368,8 +381,11 @@ def _name(key: bytes) -> bytes:
     """
     Return 15 bytes for a key of any length: as many as fit in the smallest object.
 
-    With 120 bits of a strong hash, two of ten million keys collide once in 10^22 runs.
+    With 120 bits of a strong hash, two of ten million keys collide once in 10^22 runs. Our own
+    keys are such a hash already.
     """
+    if len(key) == 33 and key[0] == KEY_VERSION:
+        return key[18:]
     hashed = _UNNAMED.copy()
     hashed.update(key)
     return hashed.digest()
