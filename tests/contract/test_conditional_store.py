@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from itertools import count
-from typing import Self
+from itertools import accumulate, count
+from typing import Any, Self
 
 import pytest
 from hypothesis import settings
@@ -15,25 +15,26 @@ from oncebridge.events.key import Part
 from oncebridge.stores.api import (
     Busy,
     Claim,
+    Column,
     Commits,
     Fate,
     Memories,
     Memory,
     NoAnswer,
+    Record,
     Releases,
     Reply,
     Store,
     Want,
     Wants,
+    spread,
 )
 from oncebridge.stores.conditional import (
-    ChangeAnswer,
     ConditionalStore,
-    RecordChange,
-    RecordChanged,
-    RecordDiffers,
+    Records,
     VersionedRecord,
-    change_in_turn,
+    version_of,
+    write_in_turn,
 )
 from oncebridge.testing import ManualClock, StoreContract, StoreMachine
 
@@ -41,9 +42,9 @@ from oncebridge.testing import ManualClock, StoreContract, StoreMachine
 class BackendInMemory:
     """As a backend would be: every call takes a while, and others get in between."""
 
-    def __init__(self, clock: ManualClock, *, together: bool = True) -> None:
+    def __init__(self, clock: ManualClock, *, is_atomic: bool = True) -> None:
         self.clock = clock
-        self.together = together
+        self.is_atomic = is_atomic
         self.entries: dict[bytes, VersionedRecord] = {}
         self.numbers = count(1)
         self.reads = self.writes = 0
@@ -58,35 +59,47 @@ class BackendInMemory:
         await asyncio.sleep(0)
         return [NoAnswer("silent") if k in self.silent else self.entries.get(k) for k in keys]
 
-    async def change(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
+    async def write(self, records: Records, before: Column[int | None]) -> list[Any]:
         self.writes += 1
         await asyncio.sleep(0)
-        return [self._change(change) for change in changes]
+        expected = spread(before, len(records))
+        return [self._write(record, one) for record, one in zip(records, expected, strict=True)]
 
-    def _change(self, change: RecordChange) -> ChangeAnswer:
-        if change.key in self.silent:
+    def _write(self, record: Record, expected: int | None) -> Any:
+        if record.key in self.silent:
             return NoAnswer("silent")
-        if self.entries.get(change.key) != change.before:
-            return RecordDiffers()
-        if change.after is None:
-            del self.entries[change.key]
-            return RecordChanged(None)
-        entry = self.entries[change.key] = VersionedRecord(change.after, next(self.numbers))
-        return NoAnswer("swallowed") if change.key in self.swallow else RecordChanged(entry)
+        if self.version(record.key) != expected:
+            return None
+        entry = self.entries[record.key] = VersionedRecord(record, next(self.numbers))
+        return NoAnswer("swallowed") if record.key in self.swallow else entry.version
 
-    async def change_together(
-        self, groups: Sequence[Sequence[RecordChange]]
-    ) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
-        if not self.together:
-            return await change_in_turn(self, groups)
+    async def write_together(
+        self, records: Records, before: Column[VersionedRecord | None], sizes: Sequence[int]
+    ) -> list[Any]:
+        if not self.is_atomic:
+            return await write_in_turn(self, records, before, sizes)
         await asyncio.sleep(0)
-        answers: list[list[RecordChanged] | RecordDiffers | NoAnswer] = []
-        for group in groups:
-            if any(self.entries.get(change.key) != change.before for change in group):
-                answers.append(RecordDiffers())
+        rows = [*zip(records, map(version_of, spread(before, len(records))), strict=True)]
+        answers: list[Any] = []
+        for end, size in zip(accumulate(sizes), sizes, strict=True):
+            group = rows[end - size : end]
+            if any(self.version(record.key) != expected for record, expected in group):
+                answers += [None] * size
             else:
-                answers.append([self._change(change) for change in group])
+                answers += [self._write(*row) for row in group]
         return answers
+
+    async def remove(self, keys: Sequence[bytes], before: Sequence[int]) -> list[bool | NoAnswer]:
+        await asyncio.sleep(0)
+        return [self._remove(key, version) for key, version in zip(keys, before, strict=True)]
+
+    def _remove(self, key: bytes, expected: int) -> bool | NoAnswer:
+        if key in self.silent:
+            return NoAnswer("silent")
+        return self.version(key) == expected and bool(self.entries.pop(key))
+
+    def version(self, key: bytes) -> Any:
+        return version_of(self.entries.get(key))
 
 
 class StoreInMemory(ConditionalStore):
@@ -125,11 +138,11 @@ class StoreInMemory(ConditionalStore):
 class TestConditionalStore(StoreContract):
     shared = True
     portable = True
-    together = True
+    is_atomic = True
 
     @asynccontextmanager
     async def open(self, clock: ManualClock) -> AsyncIterator[Store]:
-        self.backend = BackendInMemory(clock, together=self.together)
+        self.backend = BackendInMemory(clock, is_atomic=self.is_atomic)
         yield StoreInMemory(self.backend)
 
     @asynccontextmanager
@@ -138,7 +151,7 @@ class TestConditionalStore(StoreContract):
 
 
 class TestConditionalStoreInTurn(TestConditionalStore):
-    together = False
+    is_atomic = False
 
 
 class CompareMachine(StoreMachine):
@@ -154,7 +167,7 @@ class InTurnMachine(StoreMachine):
 
     @asynccontextmanager
     async def open(self, clock: ManualClock) -> AsyncIterator[Store]:
-        yield StoreInMemory(BackendInMemory(clock, together=False))
+        yield StoreInMemory(BackendInMemory(clock, is_atomic=False))
 
 
 TestCompareMachine = CompareMachine.TestCase
@@ -212,7 +225,7 @@ async def test_a_margin_keeps_others_from_a_hold_whose_holder_may_be_behind(back
     one, other = StoreInMemory(backend, margin_ms=200), StoreInMemory(backend, margin_ms=200)
     await one.claim(Wants.of([want(b"a")]))
     clock.advance(1199)
-    assert await other.claim(Wants.of([want(b"a", token=b"u")])) == [Busy(b"a", 1)]
+    assert [*await other.claim(Wants.of([want(b"a", token=b"u")]))] == [Busy(b"a", 1)]
     generation = b"h".ljust(16, b".")
     memory = Memory(b"a", generation, Fate.DELIVERED, 1000)
     assert await other.remember(Memories.of([memory])) == [Reply.KNOWN]
@@ -238,7 +251,7 @@ async def test_silence_about_one_key_is_silence_about_its_event_only(backend):
     backend.silent = {b"b"}
     store = StoreInMemory(backend)
     wants = [want(b"a"), want(b"b", token=b"u"), want(b"c", token=b"v")]
-    answers = await store.claim(wants)
+    answers = await store.claim(Wants.of(wants))
     assert [type(answer) for answer in answers] == [Claim, NoAnswer, Claim]
     with pytest.raises(StoreUnavailable):
         await store.peek([b"a", b"b"])
@@ -248,7 +261,7 @@ async def test_silence_about_one_key_is_silence_about_its_event_only(backend):
 
 @pytest.mark.parametrize("keys", [(b"a",), (b"a", b"b"), (b"b", b"a")])
 async def test_a_claim_whose_answer_was_swallowed_is_known_as_our_own(clock, keys):
-    backend = BackendInMemory(clock, together=False)
+    backend = BackendInMemory(clock, is_atomic=False)
     backend.swallow = {b"a"}
     store = StoreInMemory(backend)
     assert isinstance((await store.claim(Wants.of([want(*keys)])))[0], NoAnswer)
@@ -269,8 +282,8 @@ async def test_a_commit_whose_answer_was_swallowed_is_known_as_done(backend):
 
 async def test_what_others_keep_changing_has_no_answer(backend, clock):
     class Restless(BackendInMemory):
-        def _change(self, change):
-            return RecordDiffers()
+        def _write(self, record, expected):
+            return None
 
     store = StoreInMemory(Restless(clock))
     (answer,) = await store.claim(Wants.of([want(b"a")]))

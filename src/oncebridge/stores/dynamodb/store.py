@@ -30,12 +30,7 @@ from oncebridge.base.clock import Clock, ms
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError, StoreUnavailable
 from oncebridge.stores.api import Record
-from oncebridge.stores.conditional import (
-    ConditionalStore,
-    RecordChange,
-    RecordChanged,
-    VersionedRecord,
-)
+from oncebridge.stores.conditional import ConditionalStore, Records, VersionedRecord
 from oncebridge.stores.dynamodb.table import DynamoDBTable, advice
 
 _T = TypeVar("_T")
@@ -48,7 +43,6 @@ _ARN = re.compile(
 )
 _LONGEST_WAIT_S: Final = 120
 _PROBE: Final = b"oncebridge probe"
-_NOTHING: Final = Record(_PROBE, b"", b"", 0, 0, b"", None, b"", 0, 0)
 _WARN_EVERY_MS: Final = 60_000
 _PAGE: Final = 1000
 _COUNT_EVERY_S: Final = 600.0
@@ -190,16 +184,14 @@ class DynamoDBStore(ConditionalStore):
             await self._check_expiry()
         if self._clock is None:
             self._check_clock()
-        await self._check_permissions()
+        await self._check_items()
         self._is_open = True
 
-    async def _check_permissions(self) -> None:
-        """Read and change an item that does not exist, so that missing permissions are found."""
+    async def _check_items(self) -> None:
+        """Check the form of the records, and with the same calls that we may read and write."""
         try:
-            await self._table.read([_PROBE])
-            await self._table.change(
-                [RecordChange(_PROBE, VersionedRecord(None, b"never"), _NOTHING)]
-            )
+            await self._table.check_form()
+            await self._table.write(Records([_PROBE]), [b"never"])  # there is no such item
         except StoreUnavailable:
             raise
         except StoreError as error:
@@ -347,13 +339,12 @@ class DynamoDBStore(ConditionalStore):
 
     async def _remove(self, entries: Sequence[VersionedRecord]) -> int:
         now = self._table.now_ms()
-        past = [
-            RecordChange(entry.record.key, entry, None)
+        past = {
+            entry.record.key: entry.version
             for entry in entries
             if entry.record is not None and entry.record.keep_until_ms + self._margin_ms <= now
-        ]
-        answers = await self._table.change(past)
-        return sum(isinstance(answer, RecordChanged) for answer in answers)
+        }
+        return [*await self._table.remove([*past], [*past.values()])].count(True)
 
     # --- creating the table --------------------------------------------------------------
 
