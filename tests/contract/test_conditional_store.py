@@ -7,17 +7,23 @@ from itertools import accumulate, count
 from typing import Any, Self
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.size import examples
 
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import Part
+from oncebridge.stores import conditional, transitions
 from oncebridge.stores.api import (
+    HELD,
     Busy,
     Claim,
     Column,
+    Commit,
     Commits,
+    Duplicate,
     Fate,
+    Held,
     Memories,
     Memory,
     NoAnswer,
@@ -196,8 +202,6 @@ def want(*keys, token=b"t", lease_ms=1000):
 
 
 def done(claim):
-    from oncebridge.stores.api import Commit
-
     return [Commit(held.key, held.generation, Fate.DELIVERED, 60_000) for held in claim.held]
 
 
@@ -209,6 +213,89 @@ async def test_a_new_event_is_one_write_for_the_claim_and_one_for_the_commit(bac
         == [Reply.COMMITTED] * 2
     )
     assert (backend.reads, backend.writes) == (0, 2)
+
+
+async def test_new_events_are_not_decided_on_one_by_one(backend, monkeypatch):
+    monkeypatch.setattr(conditional, "transitions", None)
+    store = StoreInMemory(backend)
+    keys = [b"%d" % number for number in range(100)]
+    claims = await store.claim(Wants(keys, b"t" * 16, b"g" * 16, 1000, 5000))
+    assert claims.each == [HELD] * 100
+    commits = Commits(keys, b"g" * 16, Fate.DELIVERED, 60_000)
+    assert await store.commit(commits) == [Reply.COMMITTED] * 100
+
+
+_wants = st.builds(
+    lambda one, several: [
+        Want(
+            tuple(Part(b"%d %d" % (at, number), *part) for number, part in enumerate(parts)), *rest
+        )
+        for at, (parts, *rest) in enumerate([*one, *several])
+    ],
+    *(
+        st.lists(
+            st.tuples(
+                st.lists(st.tuples(st.binary(max_size=2), st.just(0)), min_size=1, max_size=most),
+                st.sampled_from([b"t" * 16, b"u" * 16]),
+                st.sampled_from([b"g" * 16, b"h" * 16]),
+                st.sampled_from([1000, 2000]),
+                st.sampled_from([5000, 6000]),
+                st.sampled_from([b"", b"memo"]),
+            ),
+            max_size=4,
+        )
+        for most in (1, 3)
+    ),
+)
+
+
+@given(_wants, st.data())
+async def test_what_is_written_at_first_is_what_the_rules_say(wants, data):
+    """For new keys, and for the commits of what is held; whatever the columns are."""
+    backend = BackendInMemory(ManualClock())
+    store, now = StoreInMemory(backend), backend.now_ms()
+    await store.claim(Wants.of(wants))
+    expected = {}
+    for want in wants:
+        _, records = transitions.claim([None] * len(want.parts), want, now)
+        expected |= {record.key: record for record in records}
+    assert {key: entry.record for key, entry in backend.entries.items()} == expected
+    commits = [
+        Commit(
+            key,
+            record.generation,
+            data.draw(st.sampled_from(Fate)),
+            data.draw(st.sampled_from([1000, 2000])),
+            data.draw(st.sampled_from([0, 9000])),
+            data.draw(st.sampled_from([None, b"", b"done"])),
+        )
+        for key, record in expected.items()
+    ]
+    assert await store.commit(Commits.of(commits)) == [Reply.COMMITTED] * len(commits)
+    assert backend.reads == 0
+    for asked in commits:
+        _, after = transitions.commit(expected[asked.key], asked, now)
+        assert backend.entries[asked.key].record == after
+
+
+async def test_what_is_not_as_it_was_left_is_read_and_decided_on(backend, clock):
+    one, other = StoreInMemory(backend), StoreInMemory(backend)
+    mine, theirs, new = b"m" * 16, b"o" * 16, b"n" * 16
+    await one.claim(Wants([b"a", b"b", b"c", b"d"], mine, mine, 1000, 5000))
+    clock.advance(1000)
+    await other.claim(Wants([b"b"], theirs, theirs, 1000, 5000))  # the generation stays
+    await other.forget([b"c"])
+    await other.claim(Wants([b"c", b"e"], theirs, new, 1000, 5000))
+    keys = [b"e", b"d", b"c", b"b", b"a"]
+    generations = [new, mine, mine, mine, theirs]
+    assert await one.commit(Commits(keys, generations, Fate.DELIVERED, 60_000)) == [
+        *(Reply.COMMITTED, Reply.COMMITTED, Reply.FENCED, Reply.COMMITTED, Reply.FENCED)
+    ]
+    assert (await one.claim(Wants([b"f", b"a", b"b"], new, new, 1000, 5000))).each == [
+        HELD,
+        Claim(new, (Held(b"a", mine, 2, b""),), clock()),
+        Duplicate(b"b", Fate.DELIVERED, b""),
+    ]
 
 
 async def test_a_commit_after_a_take_over_still_counts(backend, clock):

@@ -48,11 +48,10 @@ from oncebridge.stores.api import (
     Want,
     Wants,
 )
-from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
 from oncebridge.stores.conditional import Records
+from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
 from oncebridge.stores.record_encoding import decode_record, encode_records
 from oncebridge.testing import ManualClock
-
 
 FORM_ITEM = {
     "k": {"B": base64.b64encode(b"oncebridge:form").decode()},

@@ -31,18 +31,14 @@ from oncebridge.stores.api import (
     ClaimAnswers,
     Column,
     Columns,
-    Commit,
     CommitAnswer,
     Commits,
     ExtendAnswer,
-    Extension,
     Extensions,
     Fate,
     Memories,
-    Memory,
     NoAnswer,
     Record,
-    Release,
     ReleaseAnswer,
     Releases,
     RememberAnswer,
@@ -55,7 +51,6 @@ _V = TypeVar("_V")
 _W = TypeVar("_W")
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
-_Asked = TypeVar("_Asked", Commit, Release, Extension, Memory, Record)
 
 _ROUNDS = 12  # how many races to lose before giving up
 _MOST_HELD = 20_000
@@ -160,43 +155,38 @@ class ConditionalStore:
         )
 
     async def commit(self, commits: Commits) -> list[CommitAnswer]:
-        answers: list[CommitAnswer] = [_CONTENDED] * len(commits)
+        generations = spread(commits.generation, len(commits))
         rows = [self._held.pop(key, ()) for key in commits.keys]
-        generations = spread(commits.generation, len(rows))
-        held: list[int] = []
-        others: list[int] = []
-        for at, (row, generation) in enumerate(zip(rows, generations, strict=True)):
-            (held if row and row[3] == generation else others).append(at)
+        found: list[Any] = [None] * len(commits)
+        held = [at for at, row in enumerate(rows) if row and row[3] == generations[at]]
         if held:
             ours = [rows[at] for at in held]
             done = _done(commits.select(held), ours, self._backend.now_ms())
-            written = await self._backend.write(done, [version for version, *_ in ours])
+            written = await self._backend.write(done, [row[0] for row in ours])
             for at, version in zip(held, written, strict=True):
-                if version is None:
-                    others.append(at)
-                else:
-                    answers[at] = version if isinstance(version, NoAnswer) else _COMMITTED
+                found[at] = version
+        answers: list[CommitAnswer] = [
+            answer if isinstance(answer, NoAnswer) else _COMMITTED for answer in found
+        ]
+        others = [at for at, version in enumerate(found) if version is None]
         if others:
-            known = await self._decide_each(transitions.commit, [*commits.select(others)])
-            for at, answer in zip(others, known, strict=True):
+            decided = await self._decide_each(transitions.commit, commits.select(others))
+            for at, answer in zip(others, decided, strict=True):
                 answers[at] = answer
         return answers
 
     async def release(self, releases: Releases) -> list[ReleaseAnswer]:
-        return await self._decide_each(
-            transitions.release, [*releases], self._let_go(releases.keys)
-        )
+        return await self._decide_each(transitions.release, releases)
 
     async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
-        return await self._decide_each(
-            transitions.extend, [*extensions], self._let_go(extensions.keys)
-        )
+        return await self._decide_each(transitions.extend, extensions)
 
     async def remember(self, memories: Memories) -> list[RememberAnswer]:
-        return await self._decide_each(transitions.remember, [*memories], margin_ms=self._margin_ms)
+        return await self._decide_each(transitions.remember, memories, margin_ms=self._margin_ms)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        return await self._decide_each(transitions.load, records, margin_ms=self._margin_ms)
+        asked = Records.of(records)
+        return await self._decide_each(transitions.load, asked, margin_ms=self._margin_ms)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
         entries = await self._read_or_raise(keys)
@@ -255,33 +245,29 @@ class ConditionalStore:
         self._held.update({row[1]: row for row in rows if row[2] and _is_version(row[0])})
         while len(self._held) > _MOST_HELD:
             del self._held[next(iter(self._held))]
-        return written if sizes is None else [written[at] for at in _starts(sizes)]
-
-    def _let_go(self, keys: Sequence[bytes]) -> dict[bytes, VersionedRecord]:
-        """Return what this process wrote last for those of *keys* that it holds, and forget it."""
-        rows = [self._held.pop(key) for key in keys if key in self._held]
-        return {key: VersionedRecord(Record(key, *rest), version) for version, key, *rest in rows}
+        return written if sizes is None else [written[places.start] for places in places_of(sizes)]
 
     # --- item by item ------------------------------------------------------------------
 
     async def _decide_each(
         self,
-        decide: Callable[[Record | None, _Asked, int], tuple[_Answer, Record | None]],
-        items: Sequence[_Asked],
-        known: Mapping[bytes, VersionedRecord] = _UNKNOWN,
+        decide: Callable[[Record | None, _Item, int], tuple[_Answer, Record | None]],
+        asked: Columns[_Item],
         *,
         margin_ms: int = 0,
     ) -> list[_Answer | NoAnswer]:
-        """Decide items of one record each; see `_decide`."""
+        """Decide items about one record each, first by what this process wrote last."""
 
         def decide_one(
-            records: Sequence[Record | None], item: _Asked, now_ms: int
+            records: Sequence[Record | None], item: _Item, now_ms: int
         ) -> tuple[_Answer, list[Record]]:
             answer, after = decide(records[0], item, now_ms)
             return answer, [] if after is None else [after]
 
-        keys = [[item.key] for item in items]
-        return await self._decide(decide_one, items, keys, known, margin_ms=margin_ms)
+        rows = [self._held.pop(key) for key in asked.keys if key in self._held]
+        known = {key: VersionedRecord(Record(key, *rest), version) for version, key, *rest in rows}
+        keys = [[key] for key in asked.keys]
+        return await self._decide(decide_one, [*asked], keys, known, margin_ms=margin_ms)
 
     async def _decide(
         self,
@@ -354,8 +340,9 @@ def mapped(function: Callable[[_V], _W], column: Column[_V]) -> Column[_W]:
     return [*map(function, column)] if isinstance(column, list) else function(column)
 
 
-def _starts(sizes: Sequence[int]) -> list[int]:
-    return [end - size for size, end in zip(sizes, accumulate(sizes), strict=True)]
+def places_of(sizes: Sequence[int]) -> list[range]:
+    """Return where groups of *sizes* are in a column."""
+    return [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 def _first_attempts(wants: Wants, now_ms: int) -> Records:
@@ -425,10 +412,7 @@ async def write_in_turn(
     leaves a hold that ends with its lease.
     """
     entries = spread(before, len(records))
-    going = [
-        sorted(range(start, start + size), key=records.keys.__getitem__)
-        for start, size in zip(_starts(sizes), sizes, strict=True)
-    ]
+    going = [sorted(places, key=records.keys.__getitem__) for places in places_of(sizes)]
     answers: list[Any] = [None] * len(records)
     for turn in range(max(sizes, default=0)):
         going = [group for group in going if turn < len(group)]

@@ -16,7 +16,8 @@ replicas are refused: two Regions could claim the same event.
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 import msgspec
@@ -184,18 +185,11 @@ class DynamoDBStore(ConditionalStore):
             await self._check_expiry()
         if self._clock is None:
             self._check_clock()
-        await self._check_items()
-        self._is_open = True
-
-    async def _check_items(self) -> None:
-        """Check the form of the records, and with the same calls that we may read and write."""
-        try:
+        with _as_config_error():
             await self._table.check_form()
-            await self._table.write(Records([_PROBE]), [b"never"])  # there is no such item
-        except StoreUnavailable:
-            raise
-        except StoreError as error:
-            raise ConfigError("", str(error)) from error
+            # There is no such item; it is about the permission.
+            await self._table.write(Records([_PROBE]), [b"never"])
+        self._is_open = True
 
     async def _connect(self) -> None:
         try:
@@ -206,15 +200,16 @@ class DynamoDBStore(ConditionalStore):
     async def _describe(self) -> _Table | None:
         asked = {"TableName": self._name}
         try:
-            answer = await self._table.call("DescribeTable", asked, ("ResourceNotFoundException",))
+            with _as_config_error():
+                answer = await self._table.call(
+                    "DescribeTable", asked, ("ResourceNotFoundException",)
+                )
         except AwsError:
             return None
-        except StoreUnavailable:
-            raise
-        except StoreError as error:
+        except ConfigError:
             if self._clock is None:
                 self._check_clock()  # a wrong clock may be why the signature was refused
-            raise ConfigError("", str(error)) from error
+            raise
         return _read(_described, answer).table
 
     def _check(self, table: _Table) -> None:
@@ -368,14 +363,8 @@ class DynamoDBStore(ConditionalStore):
             "KeySchema": [{"AttributeName": "k", "KeyType": "HASH"}],
             "BillingMode": "PAY_PER_REQUEST",
         }
-        try:
+        with _as_config_error(), suppress(AwsError):  # another process is creating it
             await self._table.call("CreateTable", asked, ("ResourceInUseException",))
-        except AwsError:
-            pass  # another process is creating it
-        except StoreUnavailable:
-            raise
-        except StoreError as error:
-            raise ConfigError("", str(error)) from error
 
     async def _wait_until_active(self) -> _Table:
         now_s = asyncio.get_running_loop().time
@@ -419,6 +408,17 @@ class DynamoDBStore(ConditionalStore):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
+
+
+@contextmanager
+def _as_config_error() -> Iterator[None]:
+    """Raise `ConfigError` for what no retry solves."""
+    try:
+        yield
+    except StoreUnavailable:
+        raise
+    except StoreError as error:
+        raise ConfigError("", str(error)) from error
 
 
 def _read(decode: Callable[[bytes], _T], body: bytes) -> _T:

@@ -12,7 +12,6 @@ statements are constant; all values are parameters.
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from hashlib import sha256
-from itertools import accumulate
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -26,6 +25,7 @@ from oncebridge.stores.conditional import (
     Records,
     VersionedRecord,
     mapped,
+    places_of,
     version_of,
     write_in_turn,
 )
@@ -132,15 +132,12 @@ class DynamoDBTable:
 
     async def write(self, records: Records, before: Column[bytes | None]) -> list[Any]:
         items, versions = self._items(records)
-        if isinstance(before, list):
-            statements = [
-                {"Statement": self._insert, "Parameters": item}
-                if expected is None
-                else {"Statement": self._update, "Parameters": (*item, {"B": expected})}
-                for item, expected in zip(items, before, strict=True)
-            ]
-        else:
-            statements = [{"Statement": self._insert, "Parameters": item} for item in items]
+        statements = [
+            {"Statement": self._insert, "Parameters": item}
+            if expected is None
+            else {"Statement": self._update, "Parameters": (*item, {"B": expected})}
+            for item, expected in zip(items, spread(before, len(items)), strict=True)
+        ]
         answers = await _in_chunks(statements, _STATEMENTS, self._execute)
         self.written += len(statements)
         return [
@@ -155,21 +152,19 @@ class DynamoDBTable:
             return await write_in_turn(self, records, before, sizes)
         items, versions = self._items(records)
         expected = spread(mapped(version_of, before), len(items))
-        groups = [
-            range(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)
-        ]
-        ones = [group.start for group in groups if len(group) == 1]
+        groups = places_of(sizes)
+        ones = [places.start for places in groups if len(places) == 1]
         alone = iter(await self.write(records.select(ones), [expected[at] for at in ones]))
         puts = [
-            [self._put(items[at], expected[at]) for at in group]
-            for group in groups
-            if len(group) > 1
+            [self._put(items[at], expected[at]) for at in places]
+            for places in groups
+            if len(places) > 1
         ]
         together = iter(await _in_chunks(puts, 1, self._transact))
         answers: list[Any] = []
-        for group in groups:
-            answer = next(alone if len(group) == 1 else together)
-            answers += [versions[at] if answer is True else answer for at in group]
+        for places in groups:
+            answer = next(alone if len(places) == 1 else together)
+            answers += [versions[at] if answer is True else answer for at in places]
         return answers
 
     async def remove(self, keys: Sequence[bytes], before: Sequence[Any]) -> list[bool | NoAnswer]:
@@ -179,13 +174,13 @@ class DynamoDBTable:
         """Raise `ConfigError` if the records have another form; write ours to a new table."""
         insert = f"INSERT INTO \"{self._name}\" VALUE {{'r': ?, 'k': ?}}"  # it has no end
         statement = {"Statement": insert, "Parameters": ({"B": FORM}, {"B": _FORM})}
-        while True:
-            found, unread = await self._stored([_FORM])
-            if _FORM in found:
-                return check_form(found[_FORM], f"the DynamoDB table {self._name}")
-            (answer,) = [_UNREAD] if unread else await self._execute([statement])
-            if isinstance(answer, NoAnswer):
-                raise StoreUnavailable(answer.reason)
+        (found,) = await self._stored([_FORM])
+        while found is None:
+            (answer,) = await self._execute([statement])
+            (found,) = [answer] if isinstance(answer, NoAnswer) else await self._stored([_FORM])
+        if isinstance(found, NoAnswer):
+            raise StoreUnavailable(found.reason)
+        check_form(found.r.value, f"the DynamoDB table {self._name}")
 
     async def scan(
         self, place: bytes, limit: int, *, consistent: bool = True
@@ -200,11 +195,7 @@ class DynamoDBTable:
             asked["ExclusiveStartKey"] = {"k": {"B": place}}
         page = _read(_page, await self.call("Scan", asked))
         following = page.last_evaluated_key
-        entries = [
-            VersionedRecord(decode_record(item.r.value, _key(item.k.value)), item.r.value)
-            for item in page.items
-            if item.k.value != _FORM
-        ]
+        entries = [_entry(item) for item in page.items if item.k.value != _FORM]
         return entries, following.k.value if following else b""
 
     async def call(self, operation: str, asked: Any, expected: Collection[str] = ()) -> bytes:
@@ -225,32 +216,24 @@ class DynamoDBTable:
     # --- chunks ----------------------------------------------------------------------------
 
     async def _read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
-        places = [_place(key) for key in keys]
-        found, unread = await self._stored(places)
-        return [
-            VersionedRecord(decode_record(found[place], key), found[place])
-            if place in found
-            else _UNREAD
-            if place in unread
-            else None
-            for key, place in zip(keys, places, strict=True)
-        ]
+        found = await self._stored([_place(key) for key in keys])
+        return [_entry(item) if isinstance(item, _Stored) else item for item in found]
 
-    async def _stored(self, places: Sequence[bytes]) -> tuple[dict[bytes, bytes], set[bytes]]:
-        """Return what is stored at *places*, and those that DynamoDB left unread."""
+    async def _stored(self, places: Sequence[bytes]) -> list[_Stored | NoAnswer | None]:
         now_s = asyncio.get_running_loop().time
         ends, pause = now_s() + self._timeout_s, _PAUSE_S
-        stored: dict[bytes, bytes] = {}
+        found: dict[bytes, _Stored | NoAnswer] = {}
         unread: Sequence[bytes] = places
         while True:
             asked = {"Keys": [{"k": {"B": place}} for place in unread], "ConsistentRead": True}
             answer = await self.call("BatchGetItem", {"RequestItems": {self._name: asked}})
-            found = _read(_found, answer)
-            for items in found.responses.values():
-                stored |= {item.k.value: item.r.value for item in items}
-            unread = [key.k.value for left in found.unprocessed_keys.values() for key in left.keys]
+            page = _read(_found, answer)
+            for items in page.responses.values():
+                found |= {item.k.value: item for item in items}
+            unread = [key.k.value for left in page.unprocessed_keys.values() for key in left.keys]
             if not unread or now_s() + pause > ends:
-                return stored, set(unread)
+                found |= dict.fromkeys(unread, _UNREAD)
+                return [found.get(place) for place in places]
             await asyncio.sleep(pause)
             pause *= 2
 
@@ -360,9 +343,10 @@ def _place(key: bytes) -> bytes:
     return _DIGESTED + sha256(key).digest()
 
 
-def _key(place: bytes) -> bytes | None:
-    """Return the key of the item at *place*; None if its record contains the key."""
-    return None if place.startswith(_DIGESTED) else place
+def _entry(item: _Stored) -> VersionedRecord:
+    place, version = item.k.value, item.r.value
+    key = None if place.startswith(_DIGESTED) else place
+    return VersionedRecord(decode_record(version, key), version)
 
 
 def _condition(before: bytes | None) -> dict[str, Any]:

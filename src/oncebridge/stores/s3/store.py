@@ -17,7 +17,7 @@ conditions.
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from hashlib import sha256
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
@@ -53,7 +53,6 @@ from oncebridge.stores.s3.bucket import S3Bucket, try_conditions
 from oncebridge.stores.s3.lifecycle import expiries, write_expiry
 
 _T = TypeVar("_T")
-_Item = TypeVar("_Item")
 
 _log = logging.getLogger("oncebridge")
 
@@ -129,23 +128,11 @@ class _ObjectBackend:
         return self._clock()
 
     async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
-        return await _at_once(self._read, keys)
+        return await _at_once(self._read, map(_name, keys))
 
     async def write(self, records: Records, before: Column[str | None]) -> list[Any]:
-        count = len(records)
-        return await _at_once(
-            self._write,
-            [
-                *zip(
-                    records.keys,
-                    encode_records(records, records.keys),
-                    spread(records.keep_until_ms, count),
-                    map(bool, spread(records.fate, count)),
-                    spread(before, count),
-                    strict=True,
-                )
-            ],
-        )
+        bodies = map(self._body, records, encode_records(records, records.keys))
+        return await _at_once(self._put, records.keys, bodies, spread(before, len(records)))
 
     async def write_together(
         self, records: Records, before: Column[VersionedRecord | None], sizes: Sequence[int]
@@ -153,16 +140,13 @@ class _ObjectBackend:
         return await write_in_turn(self, records, before, sizes)
 
     async def remove(self, keys: Sequence[bytes], before: Sequence[str]) -> list[bool | NoAnswer]:
-        return await _at_once(self._remove, [*zip(keys, before, strict=True)])
+        return await _at_once(self._remove, keys, before)
 
     async def read_names(self, names: Sequence[str]) -> list[VersionedRecord | NoAnswer | None]:
         """Read objects that a listing named."""
-        return await _at_once(self._read_name, [name for name in names if _RECORD.fullmatch(name)])
+        return await _at_once(self._read, [name for name in names if _RECORD.fullmatch(name)])
 
-    async def _read(self, key: bytes) -> VersionedRecord | NoAnswer | None:
-        return await self._read_name(_name(key))
-
-    async def _read_name(self, name: str) -> VersionedRecord | NoAnswer | None:
+    async def _read(self, name: str) -> VersionedRecord | NoAnswer | None:
         try:
             found = await self._bucket.read(name)
             if found is None:
@@ -171,30 +155,25 @@ class _ObjectBackend:
         except _FAILURES as error:
             return NoAnswer(_reason(error))
 
-    async def _write(self, item: tuple[bytes, bytes, int, bool, str | None]) -> Any:
-        key, body, keep_until_ms, is_done, etag = item
-        body = self._padded(body, keep_until_ms - self._clock(), is_done=is_done)
+    async def _put(self, key: bytes, body: bytes, before: str | None) -> Any:
         try:
-            if etag is None:
-                return await self._bucket.create(_name(key), body)
-            return await self._bucket.replace(_name(key), etag, body)
+            return await self._bucket.write(_name(key), body, before)
         except _FAILURES as error:
             return NoAnswer(_reason(error))
 
-    async def _remove(self, item: tuple[bytes, str]) -> bool | NoAnswer:
-        key, etag = item
+    async def _remove(self, key: bytes, before: str) -> bool | NoAnswer:
         try:
             if self.has_conditional_removal:
-                return await self._bucket.remove(_name(key), etag)
-            return await self._bucket.replace(_name(key), etag, _REMOVED) is not None
+                return await self._bucket.remove(_name(key), before)
+            return await self._bucket.write(_name(key), _REMOVED, before) is not None
         except _FAILURES as error:
             return NoAnswer(_reason(error))
 
-    def _padded(self, body: bytes, keep_ms: int, *, is_done: bool) -> bytes:
-        """Return *body*, too large for the lifecycle rule if the rule would remove it too soon."""
+    def _body(self, record: Record, body: bytes) -> bytes:
+        keep_ms = record.keep_until_ms - self._clock()
         if self.rule_ms is None or keep_ms <= self.rule_ms:
             return body
-        if keep_ms < _YEAR_MS and is_done and not self._has_warned:
+        if keep_ms < _YEAR_MS and record.fate is not None and not self._has_warned:
             self._has_warned = True
             extra = {"rule_days": self.rule_ms // _DAY_MS, "window_days": keep_ms // _DAY_MS + 1}
             _log.warning("oncebridge.s3_window_outlives_rule", extra=extra)
@@ -221,11 +200,12 @@ def _reason(error: Exception) -> str:
     return f"S3: {error}"
 
 
-async def _at_once(ask: Callable[[_Item], Awaitable[_T]], items: Sequence[_Item]) -> list[_T]:
-    """Request all items at once; the client limits how many run."""
-    if len(items) == 1:
-        return [await ask(items[0])]
-    return await asyncio.gather(*map(ask, items))
+async def _at_once(ask: Callable[..., Awaitable[_T]], *columns: Iterable[Any]) -> list[_T]:
+    """Make one request for each row of *columns*, all at once; the client limits how many run."""
+    requests = [*map(ask, *columns)]
+    if len(requests) == 1:
+        return [await requests[0]]
+    return await asyncio.gather(*requests)
 
 
 class S3Store(ConditionalStore):
@@ -432,9 +412,8 @@ class S3Store(ConditionalStore):
         """Check the form of the records in the bucket; write ours if it is new."""
         found = await self._bucket.read(_FORM)
         while found is None:
-            if await self._bucket.create(_FORM, FORM.ljust(KEPT_SIZE, b"\0")) is not None:
-                return
-            found = await self._bucket.read(_FORM)  # another worker has written it
+            await self._bucket.write(_FORM, FORM.ljust(KEPT_SIZE, b"\0"), None)
+            found = await self._bucket.read(_FORM)
         check_form(found.body[: len(FORM)], "the bucket")
 
     def _check_clock(self) -> None:
