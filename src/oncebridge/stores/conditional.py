@@ -18,7 +18,7 @@ its lease has been over for that long.
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain, repeat
 from operator import add
-from typing import Any, ClassVar, Final, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Protocol, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -242,7 +242,10 @@ class ConditionalStore:
             written = await self._backend.write_together(records, before, sizes)
         columns = [getattr(records, name) for name in Records.__struct_fields__]
         rows = zip(written, *[spread(column, len(written)) for column in columns], strict=True)
-        self._held.update({row[1]: row for row in rows if row[2] and _is_version(row[0])})
+        for row in rows:
+            version, token = row[0], row[2]
+            if token and version is not None and not isinstance(version, NoAnswer):
+                self._held[row[1]] = row
         while len(self._held) > _MOST_HELD:
             del self._held[next(iter(self._held))]
         return written if sizes is None else [written[places.start] for places in places_of(sizes)]
@@ -385,7 +388,7 @@ def _done(commits: Commits, rows: Sequence[tuple[Any, ...]], now_ms: int) -> Rec
         until,
         [*attempts],
         [*hashes],
-        [*spread(commits.fate, len(rows))],
+        cast("Column[Fate | None]", commits.fate),
         [
             kept if memo is None else memo
             for memo, kept in zip(spread(commits.memo, len(rows)), memos, strict=True)

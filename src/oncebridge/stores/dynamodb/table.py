@@ -216,7 +216,7 @@ class DynamoDBTable:
     # --- chunks ----------------------------------------------------------------------------
 
     async def _read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
-        found = await self._stored([_place(key) for key in keys])
+        found = await self._stored(_places(keys))
         return [_entry(item) if isinstance(item, _Stored) else item for item in found]
 
     async def _stored(self, places: Sequence[bytes]) -> list[_Stored | NoAnswer | None]:
@@ -240,7 +240,7 @@ class DynamoDBTable:
     def _items(self, records: Records) -> tuple[list[_Values], list[bytes]]:
         """Return the values of `r`, `x` and `k`, and the versions that the records will have."""
         keys = records.keys
-        places = [_place(key) for key in keys]
+        places = _places(keys)
         inside = [b"" if place is key else key for place, key in zip(places, keys, strict=True)]
         versions = encode_records(records, inside)
         # DynamoDB expires items by its own clock, whichever clock decides here; so never too early.
@@ -265,11 +265,8 @@ class DynamoDBTable:
     async def _remove(self, items: Sequence[tuple[bytes, bytes]]) -> list[bool]:
         """Remove one item; a statement would not report whether it existed."""
         ((key, before),) = items
-        asked = {
-            "TableName": self._name,
-            "Key": {"k": {"B": _place(key)}},
-            **_condition(before),
-        }
+        (place,) = _places([key])
+        asked = {"TableName": self._name, "Key": {"k": {"B": place}}, **_condition(before)}
         expected = ("ConditionalCheckFailedException", "TransactionConflictException")
         try:
             answer = await self.call("DeleteItem", asked, expected)
@@ -331,16 +328,19 @@ async def _in_chunks(
     return answers
 
 
-def _place(key: bytes) -> bytes:
+def _places(keys: Sequence[bytes]) -> list[bytes]:
     """
-    Return the `k` of an item.
+    Return the `k` of items.
 
     A key that DynamoDB does not accept is replaced by its digest, and so is one that looks like
     an item of ours. The record then contains the key.
     """
-    if 0 < len(key) <= _LONGEST_KEY and not key.startswith(_OURS):
-        return key
-    return _DIGESTED + sha256(key).digest()
+    return [
+        key
+        if 0 < len(key) <= _LONGEST_KEY and not key.startswith(_OURS)
+        else _DIGESTED + sha256(key).digest()
+        for key in keys
+    ]
 
 
 def _entry(item: _Stored) -> VersionedRecord:
