@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import accumulate, count
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -113,9 +113,6 @@ class StoreInMemory(ConditionalStore):
         super().__init__(backend, **options)
         self.backend = backend
 
-    async def open(self) -> None:
-        """Nothing to open."""
-
     async def scan(self, place: bytes = b"", limit: int = 1000):
         keys = sorted(key for key in self.backend.entries if key > place)[:limit]
         records = [self.backend.entries[key].record for key in keys]
@@ -127,18 +124,6 @@ class StoreInMemory(ConditionalStore):
         for key in gone:
             del self.backend.entries[key]
         return len(gone)
-
-    async def now_ms(self) -> int:
-        return self.backend.now_ms()
-
-    async def aclose(self) -> None:
-        """Nothing to close."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        """Nothing to close."""
 
 
 class TestConditionalStore(StoreContract):

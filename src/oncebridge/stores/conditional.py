@@ -18,7 +18,7 @@ its lease has been over for that long.
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain, repeat
 from operator import add
-from typing import Any, ClassVar, Final, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -123,7 +123,7 @@ class ConditionalStore:
     """
     The operations of a store over *backend*.
 
-    Inherit this and write `open`, `scan`, `purge`, `now_ms` and `aclose`.
+    Inherit this and write `open`, `scan`, `purge` and `aclose`.
     """
 
     def __init__(self, backend: ConditionalBackend, *, margin_ms: int = 0) -> None:
@@ -131,6 +131,26 @@ class ConditionalStore:
         self._margin_ms = margin_ms
         self._held: dict[bytes, tuple[Any, ...]] = {}
         """What this process wrote last for each key that it holds: the version, then the record."""
+
+    async def open(self) -> None:
+        """Connect; see `oncebridge.stores.api.Store`."""
+
+    async def aclose(self) -> None:
+        """Close connections."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def now_ms(self) -> int:
+        return self._backend.now_ms()
 
     async def claim(self, wants: Wants) -> ClaimAnswers:
         now = self._backend.now_ms()
@@ -209,6 +229,16 @@ class ConditionalStore:
             if not pending:
                 return [gone[key] for key in keys]
         raise StoreUnavailable(_CONTENDED.reason)
+
+    async def _remove_past(self, entries: Sequence[VersionedRecord]) -> int:
+        """Remove the records that are past keeping; return how many."""
+        now = self._backend.now_ms() - self._margin_ms
+        past = {
+            entry.record.key: entry.version
+            for entry in entries
+            if entry.record is not None and entry.record.keep_until_ms <= now
+        }
+        return (await self._backend.remove([*past], [*past.values()])).count(True)
 
     async def _read_or_raise(self, keys: Sequence[bytes]) -> dict[bytes, VersionedRecord | None]:
         entries, silent = await self._read(keys)

@@ -16,7 +16,7 @@ replicas are refused: two Regions could claim the same event.
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
@@ -31,7 +31,7 @@ from oncebridge.base.clock import Clock, ms
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError, StoreUnavailable
 from oncebridge.stores.api import Record
-from oncebridge.stores.conditional import ConditionalStore, Records, VersionedRecord
+from oncebridge.stores.conditional import ConditionalStore, Records
 from oncebridge.stores.dynamodb.table import DynamoDBTable, advice
 
 _T = TypeVar("_T")
@@ -269,9 +269,6 @@ class DynamoDBStore(ConditionalStore):
             _log.warning("oncebridge.dynamodb_clock_is_off", extra=extra)
         return now
 
-    async def now_ms(self) -> int:
-        return self._table.now_ms()
-
     # --- state ---------------------------------------------------------------------------
 
     async def health(self) -> Mapping[str, int | None]:
@@ -326,20 +323,11 @@ class DynamoDBStore(ConditionalStore):
             entries, self._purge_from = await self._table.scan(
                 self._purge_from, page, consistent=False
             )
-            gone += await self._remove(entries)
+            gone += await self._remove_past(entries)
             self._to_read = (
                 self._to_read - len(entries) if self._purge_from else 0
             )  # once round is enough
         return gone
-
-    async def _remove(self, entries: Sequence[VersionedRecord]) -> int:
-        now = self._table.now_ms()
-        past = {
-            entry.record.key: entry.version
-            for entry in entries
-            if entry.record is not None and entry.record.keep_until_ms + self._margin_ms <= now
-        }
-        return [*await self._table.remove([*past], [*past.values()])].count(True)
 
     # --- creating the table --------------------------------------------------------------
 
@@ -401,13 +389,6 @@ class DynamoDBStore(ConditionalStore):
     async def aclose(self) -> None:
         self._is_open = False
         await self._client.aclose()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
 
 @contextmanager

@@ -306,19 +306,10 @@ class S3Store(ConditionalStore):
         gone = 0
         for looks in range(limit, 0, -_PAGE):
             entries, self._purge_from = await self._read_page(self._purge_from, min(looks, _PAGE))
-            now = self._clock() - self._margin_ms
-            past = {
-                entry.record.key: entry.version
-                for entry in entries
-                if entry.record is not None and entry.record.keep_until_ms <= now
-            }
-            gone += (await self._objects.remove([*past], [*past.values()])).count(True)
+            gone += await self._remove_past(entries)
             if not self._purge_from:
                 break
         return gone
-
-    async def now_ms(self) -> int:
-        return self._clock()
 
     async def health(self) -> Mapping[str, int | None]:
         """
@@ -337,17 +328,6 @@ class S3Store(ConditionalStore):
 
     async def aclose(self) -> None:
         await self._client.aclose()
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.open()
-        except BaseException:
-            await self.aclose()
-            raise
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
     def _time(self) -> int:
         now = self._client.clock.now_ms()
