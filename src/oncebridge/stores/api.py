@@ -304,15 +304,12 @@ class Wants(Struct, frozen=True, gc=False):
 
     def _row(self, at: int, places: range) -> Want:
         keys, hash_, slide_ms = self.keys, self.hash, self.slide_ms
-        parts = tuple([Part(keys[on], _at(hash_, on), _at(slide_ms, on)) for on in places])
-        return Want(
-            parts,
-            _at(self.token, at),
-            _at(self.generation, at),
-            _at(self.lease_ms, at),
-            _at(self.keep_ms, at),
-            _at(self.memo, at),
-        )
+        if hash_ or slide_ms:
+            parts = tuple([Part(keys[on], _at(hash_, on), _at(slide_ms, on)) for on in places])
+        else:
+            parts = tuple([Part(keys[on]) for on in places])
+        columns: Any = self.token, self.generation, self.lease_ms, self.keep_ms, self.memo
+        return Want(parts, *[one[at] if type(one) is list else one for one in columns])
 
 
 class Commits(Columns[Commit], frozen=True, gc=False):

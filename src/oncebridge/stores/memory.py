@@ -181,6 +181,7 @@ class MemoryStore:
         each: list[ClaimAnswer | int] = [HELD] * len(wants.keys)
         opened, done, names = self._open, self._done, self._names
         fresh: dict[int, list[bytes]] = {}
+        due_ms, some = -1, []
         items = _rows(
             *(wants.keys, wants.token, wants.generation, wants.lease_ms, wants.keep_ms),
             *(wants.memo, wants.hash),
@@ -202,7 +203,10 @@ class MemoryStore:
                     key, token, generation, until, 1, hash_, None, memo, 0, keep_until
                 )
                 names[key] = name
-                fresh.setdefault(keep_until, []).append(name)
+                if keep_until != due_ms:
+                    due_ms = keep_until
+                    some = fresh.setdefault(due_ms, [])
+                some.append(name)
                 self._count += 1
         for keep_until, some in fresh.items():
             self._calendar.add(keep_until, some)
