@@ -1,8 +1,9 @@
 """
-Requests as arrays, one per field, as the functions in the database take them.
+Columns of requests as arrays, as the functions in the database take them.
 
-Arrays of `bytea` are encoded and decoded here, in the server's binary format. The driver can do
-that too, but checks for every element whether it is an array, which takes most of the time.
+A value that applies to all items is an array of one element. Arrays of `bytea` and `bigint` are
+encoded here, in the server's binary format. The driver can do that too, but checks for every
+element whether it is an array, which takes most of the time.
 """
 
 from collections.abc import Sequence
@@ -10,45 +11,116 @@ from hashlib import sha256
 from struct import Struct
 from typing import Any, Final, TypeVar
 
-from oncebridge.stores.api import Commit, Release
+from oncebridge.stores.api import Column, Commits, Extensions, Memories, Releases, Wants, spread
 
 _T = TypeVar("_T")
 
 _LONGEST_KEY: Final = 1000
 """Fits into an index; the limit there is about 2,700 bytes."""
 
-_BYTEA: Final = 17  # the number of the type
+_BYTEA: Final = 17  # the numbers of the types
+_INT8: Final = 20
 _FRONT: Final = Struct(">iiI")  # dimensions, whether there are NULLs, type of the elements
 _DIMENSION: Final = Struct(">ii")  # how many, counted from
 _SIZE: Final = Struct(">i")
 _NULL: Final = _SIZE.pack(-1)
+_NUMBER: Final = Struct(">iq")  # size and value
+_ONE_NUMBER: Final = Struct(">iiIiiiq")  # an array of one
 
 
-def commit_arrays(commits: Sequence[Commit]) -> tuple[Any, ...]:
+def claim_arrays(wants: Wants) -> tuple[Any, ...]:
+    """Return claims as the arrays that the function `claim` takes."""
+    sizes, lasts = wants.sizes, list[int]()
+    of_events = wants.token, wants.generation, wants.lease_ms, wants.keep_ms, wants.memo
+    if sizes is None:
+        tokens, generations, leases, keeps, memos = map(as_array, of_events)
+    else:
+        tokens, generations, leases, keeps, memos = [_per_key(one, sizes) for one in of_events]
+        for size in sizes:
+            lasts += [len(lasts) + size] * size
+    keys, wholes = stored_keys(wants.keys)
+    hashes, slides = as_array(wants.hash), as_array(wants.slide_ms)
+    return keys, tokens, generations, leases, keeps, memos, hashes, slides, lasts, wholes
+
+
+def commit_arrays(commits: Commits) -> tuple[Any, ...]:
     """Return commits as the arrays that the functions `commit` and `settle` take."""
     return (
-        stored_keys([asked.key for asked in commits]),
-        [asked.generation for asked in commits],
-        folded([int(asked.fate) for asked in commits]),
-        folded([asked.window_ms for asked in commits]),
-        folded([asked.hard_ms for asked in commits]),
-        _given([asked.memo for asked in commits]),
+        stored_keys(commits.keys)[0],
+        as_array(commits.generation),
+        as_array(commits.fate),
+        as_array(commits.window_ms),
+        as_array(commits.hard_ms),
+        _given(commits.memo, len(commits.keys)),
     )
 
 
-def release_arrays(releases: Sequence[Release]) -> tuple[Any, ...]:
+def release_arrays(releases: Releases) -> tuple[Any, ...]:
     """Return releases as the arrays that the functions `release` and `settle` take."""
     return (
-        stored_keys([asked.key for asked in releases]),
-        [asked.token for asked in releases],
-        folded([asked.delay_ms for asked in releases]),
-        folded([asked.keep_ms for asked in releases]),
-        folded([asked.unsent for asked in releases]),
-        _given([asked.memo for asked in releases]),
+        stored_keys(releases.keys)[0],
+        as_array(releases.token),
+        as_array(releases.delay_ms),
+        as_array(releases.keep_ms),
+        as_array(releases.unsent),
+        _given(releases.memo, len(releases.keys)),
     )
 
 
-def encode_array(values: Sequence[bytes | None]) -> bytes:
+def extend_arrays(extensions: Extensions) -> tuple[Any, ...]:
+    """Return extensions as the arrays that the function `extend` takes."""
+    keys, _ = stored_keys(extensions.keys)
+    return keys, as_array(extensions.token), as_array(extensions.lease_ms)
+
+
+def remember_arrays(memories: Memories) -> tuple[Any, ...]:
+    """Return memories as the arrays that the function `remember` takes."""
+    keys, wholes = stored_keys(memories.keys)
+    return (
+        keys,
+        as_array(memories.generation),
+        as_array(memories.fate),
+        as_array(memories.window_ms),
+        as_array(memories.hash),
+        as_array(memories.memo),
+        wholes,
+    )
+
+
+def as_array(column: Column[_T]) -> list[_T]:
+    """Return a column as an array; a value that applies to all items is an array of one."""
+    return column if isinstance(column, list) else [column]
+
+
+def stored_keys(keys: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """
+    Return keys that fit into an index, and the full keys in the positions of shortened ones.
+
+    A shortened key equals no other key. The second list is empty if no key was shortened.
+    """
+    if max(map(len, keys), default=0) <= _LONGEST_KEY:
+        return keys, []
+    return (
+        [
+            key if len(key) <= _LONGEST_KEY else key[: _LONGEST_KEY - 31] + sha256(key).digest()
+            for key in keys
+        ],
+        [key if len(key) > _LONGEST_KEY else b"" for key in keys],
+    )
+
+
+def _per_key(column: Column[_T], sizes: Sequence[int]) -> list[_T]:
+    """Return a column with one value per event as one with a value per key."""
+    if not isinstance(column, list):
+        return [column]
+    return [value for value, size in zip(column, sizes, strict=True) for _ in range(size)]
+
+
+def _given(memos: Column[bytes | None], count: int) -> list[bytes | None]:
+    return [] if memos is None else spread(memos, count)
+
+
+def encode_bytes(values: Sequence[bytes | None]) -> bytes:
     """Return an array of `bytea` in the server's binary format."""
     if not values:
         return _FRONT.pack(0, 0, _BYTEA)
@@ -63,13 +135,10 @@ def encode_array(values: Sequence[bytes | None]) -> bytes:
     return b"".join(pieces)
 
 
-def decode_array(data: bytes) -> list[bytes | None]:
+def decode_bytes(data: bytes) -> list[bytes | None]:
     """Return the elements of an array of `bytea` in the server's binary format."""
-    dimensions, _, _ = _FRONT.unpack_from(data)
     values: list[bytes | None] = []
-    if not dimensions:
-        return values
-    at = _FRONT.size + dimensions * _DIMENSION.size
+    at = _first_element(data)
     while at < len(data):
         (size,) = _SIZE.unpack_from(data, at)
         at += _SIZE.size
@@ -78,25 +147,21 @@ def decode_array(data: bytes) -> list[bytes | None]:
     return values
 
 
-def _given(memos: list[bytes | None]) -> list[bytes | None]:
-    return [] if memos.count(None) == len(memos) else memos
+def encode_numbers(values: Sequence[int]) -> bytes:
+    """Return an array of `bigint` in the server's binary format."""
+    if len(values) == 1:
+        return _ONE_NUMBER.pack(1, 0, _INT8, 1, 1, 8, values[0])
+    if not values:
+        return _FRONT.pack(0, 0, _INT8)
+    front = _FRONT.pack(1, 0, _INT8) + _DIMENSION.pack(len(values), 1)
+    return b"".join([front, *[_NUMBER.pack(8, value) for value in values]])
 
 
-def folded(values: list[_T]) -> list[_T]:
-    """Return one element if all are equal, otherwise all."""
-    return values[:1] if values and values.count(values[0]) == len(values) else values
+def decode_numbers(data: bytes) -> list[int]:
+    """Return the elements of an array of `bigint`, none of them NULL."""
+    return [value for _, value in _NUMBER.iter_unpack(data[_first_element(data) :])]
 
 
-def stored_keys(keys: Sequence[bytes]) -> list[bytes]:
-    """Return keys that fit into an index; a shortened key equals no other key."""
-    return [
-        key if len(key) <= _LONGEST_KEY else key[: _LONGEST_KEY - 31] + sha256(key).digest()
-        for key in keys
-    ]
-
-
-def whole_keys(keys: Sequence[bytes]) -> list[bytes]:
-    """Return the full keys of those that were shortened, in their positions; empty if none was."""
-    if max(map(len, keys)) <= _LONGEST_KEY:
-        return []
-    return [key if len(key) > _LONGEST_KEY else b"" for key in keys]
+def _first_element(data: bytes) -> int:
+    dimensions, _, _ = _FRONT.unpack_from(data)
+    return _FRONT.size + int(dimensions) * _DIMENSION.size

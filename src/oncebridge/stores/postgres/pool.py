@@ -47,8 +47,11 @@ _ARRAYS: Final = [
 ]
 """Types that the driver would otherwise query on every connection. It sets `jit` for that, which a
 pooler may apply to another client's session. These numbers never change."""
-_BYTEA_ARRAY: Final = (1001, "_bytea", "pg_catalog", (), "scalar")
-"""A type that we encode ourselves, so it is a scalar for the driver."""
+_CODECS: Final = (
+    (1001, "_bytea", arrays.encode_bytes, arrays.decode_bytes),
+    (1016, "_int8", arrays.encode_numbers, arrays.decode_numbers),
+)
+"""Types that we encode ourselves; they are scalars for the driver."""
 
 
 class NotConnected(OncebridgeError):
@@ -311,9 +314,10 @@ class Pool:
             raise NotConnected(f"{what}{_error_text(error)}") from error
         settings: Any = connection.get_settings()
         with suppress(AttributeError, TypeError):  # then the driver encodes them, which is slower
-            settings.add_python_codec(
-                *_BYTEA_ARRAY, arrays.encode_array, arrays.decode_array, "binary"
-            )
+            for oid, name, encode, decode in _CODECS:
+                settings.add_python_codec(
+                    oid, name, "pg_catalog", (), "scalar", encode, decode, "binary"
+                )
         with suppress(AttributeError, KeyError, TypeError):  # then the driver queries them
             settings.register_data_types(_ARRAYS)  # last, as the codec above discards them
         return Link(connection)

@@ -41,10 +41,21 @@ CREATE TABLE IF NOT EXISTS {versions} (
     version integer NOT NULL
 );
 DO $$
+DECLARE
+    found integer := (SELECT version FROM {versions} WHERE name = '{name}');
+    one   regprocedure;
 BEGIN
-    IF (SELECT version FROM {versions} WHERE name = '{name}') > {version} THEN
+    IF found > {version} THEN
         RAISE EXCEPTION '{name} was made by a newer oncebridge; use that one';
     END IF;
+    -- A function whose parameters have changed would stay beside the new one.
+    FOR one IN
+        SELECT oid FROM pg_proc
+        WHERE found < {version} AND pronamespace = to_regnamespace('{schema}')
+            AND proname = ANY ('{{{functions}}}')
+    LOOP
+        EXECUTE 'DROP FUNCTION ' || one;
+    END LOOP;
 END
 $$;
 
@@ -105,6 +116,7 @@ class Layout(Struct, frozen=True, dict=True):
             rights=", ".join(self.rights),
             name=self.table,
             lock=_LOCK,
+            functions=", ".join(f"{self.table}_{name}" for name in _FUNCTION.findall(self._text)),
             body=body,
         )
 
