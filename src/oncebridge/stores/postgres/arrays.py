@@ -20,12 +20,13 @@ _LONGEST_KEY: Final = 1000
 
 _BYTEA: Final = 17  # the numbers of the types
 _INT8: Final = 20
-_FRONT: Final = Struct(">iiI")  # dimensions, whether there are NULLs, type of the elements
-_DIMENSION: Final = Struct(">ii")  # how many, counted from
+_EMPTY: Final = Struct(">iiI")  # dimensions, whether there are NULLs, type of the elements
+_FRONT: Final = Struct(">iiIii")  # the same; how many, counted from
+_DIMENSION: Final = _FRONT.size - _EMPTY.size
 _SIZE: Final = Struct(">i")
 _NULL: Final = _SIZE.pack(-1)
 _NUMBER: Final = Struct(">iq")  # size and value
-_ONE_NUMBER: Final = Struct(">iiIiiiq")  # an array of one
+_ONE_NUMBER: Final = Struct(">iiIiiiq")  # all of it, as most arrays of numbers have one
 
 
 def claim_arrays(wants: Wants) -> tuple[Any, ...]:
@@ -120,15 +121,14 @@ def _given(memos: Column[bytes | None], count: int) -> list[bytes | None]:
     return [] if memos is None else spread(memos, count)
 
 
-def encode_bytes(values: Sequence[bytes | None]) -> bytes:
-    """Return an array of `bytea` in the server's binary format."""
+def encode_bytes(values: Sequence[Any]) -> bytes:
+    """Return bytes, or None for NULL, as an array of `bytea` in the server's binary format."""
     if not values:
-        return _FRONT.pack(0, 0, _BYTEA)
-    front = _FRONT.pack(1, None in values, _BYTEA) + _DIMENSION.pack(len(values), 1)
-    given = [value for value in values if value is not None]
-    sizes = set(map(len, given))
-    if len(sizes) == 1 and len(given) == len(values):  # tokens, generations, and nearly all keys
-        return _SIZE.pack(sizes.pop()).join([front, *given])
+        return _EMPTY.pack(0, 0, _BYTEA)
+    sizes = {None if value is None else len(value) for value in values}
+    front = _FRONT.pack(1, None in sizes, _BYTEA, len(values), 1)
+    if len(sizes) == 1 and None not in sizes:  # tokens, generations, and nearly all keys
+        return _SIZE.pack(sizes.pop()).join([front, *values])
     pieces = [front]
     for value in values:
         pieces += (_NULL,) if value is None else (_SIZE.pack(len(value)), value)
@@ -152,8 +152,8 @@ def encode_numbers(values: Sequence[int]) -> bytes:
     if len(values) == 1:
         return _ONE_NUMBER.pack(1, 0, _INT8, 1, 1, 8, values[0])
     if not values:
-        return _FRONT.pack(0, 0, _INT8)
-    front = _FRONT.pack(1, 0, _INT8) + _DIMENSION.pack(len(values), 1)
+        return _EMPTY.pack(0, 0, _INT8)
+    front = _FRONT.pack(1, 0, _INT8, len(values), 1)
     return b"".join([front, *[_NUMBER.pack(8, value) for value in values]])
 
 
@@ -163,5 +163,5 @@ def decode_numbers(data: bytes) -> list[int]:
 
 
 def _first_element(data: bytes) -> int:
-    dimensions, _, _ = _FRONT.unpack_from(data)
-    return _FRONT.size + int(dimensions) * _DIMENSION.size
+    dimensions, _, _ = _EMPTY.unpack_from(data)
+    return _EMPTY.size + int(dimensions) * _DIMENSION

@@ -82,9 +82,13 @@ class Link:
         self._is_direct: bool | None = None
         self._statements: dict[str, PreparedStatement[Any]] = {}
 
-    async def fetch(self, query: str, *args: Any) -> list[Any]:
+    async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[Any]:  # noqa: ASYNC109 - the driver's
         """Run a statement; one round trip, except for the first time."""
-        return await (await self.prepared(query)).fetch(*args)
+        statement = self._statements.get(query) or await self.prepared(query)
+        return await statement.fetch(*args, timeout=timeout)
+
+    def has_prepared(self, query: str) -> bool:
+        return query in self._statements
 
     async def prepared(self, query: str) -> "PreparedStatement[Any]":
         statement = self._statements.get(query)
@@ -138,8 +142,29 @@ class Pool:
             self._slots.release()
 
     async def fetch(self, query: str, *args: Any) -> list[Any]:
-        """Run one statement that is safe to run twice."""
-        return await self.run(lambda link: link.fetch(query, *args))
+        """
+        Run one statement that is safe to run twice.
+
+        Usually a connection is idle and has prepared the statement. Then the driver limits the
+        time, and nothing is left to wait for.
+        """
+        seconds = self._timeout_s
+        ends_s = asyncio.get_running_loop().time() + seconds
+        link = self._idle_link_with(query)
+        if link is not None:
+            await self._slots.acquire()  # at once, as one is free
+            try:
+                return await self._run_on(link, lambda _: link.fetch(query, *args, timeout=seconds))
+            except TimeoutError:
+                raise NoReply(f"{self.address.shown!r}: no answer within {seconds:g}s") from None
+            except NoReply:  # it was lost since it was last used
+                pass
+            except asyncpg.PostgresError as error:
+                if error.sqlstate not in _RETRYABLE:
+                    raise
+            finally:
+                self._slots.release()
+        return await self._run(lambda link: link.fetch(query, *args), seconds, ends_s)
 
     async def run(
         self,
@@ -155,11 +180,22 @@ class Pool:
         *repeatable* is also retried if the connection was lost since it was last used. Other
         errors of the server are raised as they are.
         """
-        self._use_running_loop()
         seconds = within.total_seconds() if within else self._timeout_s
+        ends_s = asyncio.get_running_loop().time() + seconds
+        return await self._run(work, seconds, ends_s, repeatable=repeatable)
+
+    async def _run(
+        self,
+        work: Callable[[Link], Awaitable[_T]],
+        seconds: float,
+        ends_s: float,
+        *,
+        repeatable: bool = True,
+    ) -> _T:
+        self._use_running_loop()
         stage = _Stage()
         try:
-            async with asyncio.timeout(seconds), self._slots:
+            async with asyncio.timeout_at(ends_s), self._slots:
                 link = self._idle_link()
                 if link is not None:
                     try:
@@ -203,7 +239,8 @@ class Pool:
             raise
         except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
             self._settle(link, True)
-            if isinstance(error, ValueError):  # an argument that the driver cannot write
+            # An argument that the driver cannot write, or the end of the time.
+            if isinstance(error, ValueError | TimeoutError):
                 raise
             raise NoReply(f"{self.address.shown!r}: {_error_text(error)}") from error
         except BaseException:
@@ -222,6 +259,16 @@ class Pool:
         else:
             link.used_s = asyncio.get_running_loop().time()
             self._idle.append(link)
+
+    def _idle_link_with(self, query: str) -> Link | None:
+        """Return an idle connection that has prepared *query*, unless one has to be waited for."""
+        if self.is_closed or self._loop is not asyncio.get_running_loop() or self._slots.locked():
+            return None
+        link = self._idle_link()
+        if link is None or link.has_prepared(query):
+            return link
+        self._idle.append(link)
+        return None
 
     def _idle_link(self) -> Link | None:
         now_s = asyncio.get_running_loop().time()
