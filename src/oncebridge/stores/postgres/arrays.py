@@ -6,12 +6,21 @@ encoded here, in the server's binary format. The driver can do that too, but che
 element whether it is an array, which takes most of the time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from struct import Struct
 from typing import Any, Final, TypeVar
 
-from oncebridge.stores.api import Column, Commits, Extensions, Memories, Releases, Wants, spread
+from oncebridge.stores.api import (
+    Column,
+    Commits,
+    Extensions,
+    Memories,
+    Record,
+    Releases,
+    Wants,
+    spread,
+)
 
 _T = TypeVar("_T")
 
@@ -32,58 +41,54 @@ _ONE_NUMBER: Final = Struct(">iiIiiiq")  # all of it, as most arrays of numbers 
 def claim_arrays(wants: Wants) -> tuple[Any, ...]:
     """Return claims as the arrays that the function `claim` takes."""
     sizes, lasts = wants.sizes, list[int]()
-    of_events = wants.token, wants.generation, wants.lease_ms, wants.keep_ms, wants.memo
-    if sizes is None:
-        tokens, generations, leases, keeps, memos = map(as_array, of_events)
-    else:
-        tokens, generations, leases, keeps, memos = [_per_key(one, sizes) for one in of_events]
+    columns: Iterable[Column[Any]]
+    columns = wants.token, wants.generation, wants.lease_ms, wants.keep_ms, wants.memo
+    if sizes is not None:
+        columns = [_per_key(column, sizes) for column in columns]
         for size in sizes:
             lasts += [len(lasts) + size] * size
     keys, wholes = stored_keys(wants.keys)
-    hashes, slides = as_array(wants.hash), as_array(wants.slide_ms)
-    return keys, tokens, generations, leases, keeps, memos, hashes, slides, lasts, wholes
+    return keys, *map(as_array, (*columns, wants.hash, wants.slide_ms)), lasts, wholes
 
 
-def commit_arrays(commits: Commits) -> tuple[Any, ...]:
+def commit_arrays(asked: Commits) -> tuple[Any, ...]:
     """Return commits as the arrays that the functions `commit` and `settle` take."""
-    return (
-        stored_keys(commits.keys)[0],
-        as_array(commits.generation),
-        as_array(commits.fate),
-        as_array(commits.window_ms),
-        as_array(commits.hard_ms),
-        _given(commits.memo, len(commits.keys)),
-    )
+    columns = map(as_array, (asked.generation, asked.fate, asked.window_ms, asked.hard_ms))
+    return stored_keys(asked.keys)[0], *columns, _given(asked.memo, len(asked.keys))
 
 
-def release_arrays(releases: Releases) -> tuple[Any, ...]:
+def release_arrays(asked: Releases) -> tuple[Any, ...]:
     """Return releases as the arrays that the functions `release` and `settle` take."""
-    return (
-        stored_keys(releases.keys)[0],
-        as_array(releases.token),
-        as_array(releases.delay_ms),
-        as_array(releases.keep_ms),
-        as_array(releases.unsent),
-        _given(releases.memo, len(releases.keys)),
-    )
+    columns = map(as_array, (asked.token, asked.delay_ms, asked.keep_ms, asked.unsent))
+    return stored_keys(asked.keys)[0], *columns, _given(asked.memo, len(asked.keys))
 
 
-def extend_arrays(extensions: Extensions) -> tuple[Any, ...]:
+def extend_arrays(asked: Extensions) -> tuple[Any, ...]:
     """Return extensions as the arrays that the function `extend` takes."""
-    keys, _ = stored_keys(extensions.keys)
-    return keys, as_array(extensions.token), as_array(extensions.lease_ms)
+    return stored_keys(asked.keys)[0], as_array(asked.token), as_array(asked.lease_ms)
 
 
-def remember_arrays(memories: Memories) -> tuple[Any, ...]:
+def remember_arrays(asked: Memories) -> tuple[Any, ...]:
     """Return memories as the arrays that the function `remember` takes."""
-    keys, wholes = stored_keys(memories.keys)
+    columns = asked.generation, asked.fate, asked.window_ms, asked.hash, asked.memo
+    keys, wholes = stored_keys(asked.keys)
+    return keys, *map(as_array, columns), wholes
+
+
+def load_arrays(records: Sequence[Record]) -> tuple[Any, ...]:
+    """Return records as the arrays that the function `load` takes."""
+    keys, wholes = stored_keys([record.key for record in records])
     return (
+        [record.until_ms for record in records],
+        [record.keep_until_ms for record in records],
+        [record.hard_until_ms for record in records],
+        [record.attempts for record in records],
+        [record.fate or 0 for record in records],
         keys,
-        as_array(memories.generation),
-        as_array(memories.fate),
-        as_array(memories.window_ms),
-        as_array(memories.hash),
-        as_array(memories.memo),
+        [record.token for record in records],
+        [record.generation for record in records],
+        [record.hash for record in records],
+        [record.memo for record in records],
         wholes,
     )
 
@@ -127,7 +132,7 @@ def encode_bytes(values: Sequence[Any]) -> bytes:
         return _EMPTY.pack(0, 0, _BYTEA)
     sizes = {None if value is None else len(value) for value in values}
     front = _FRONT.pack(1, None in sizes, _BYTEA, len(values), 1)
-    if len(sizes) == 1 and None not in sizes:  # tokens, generations, and nearly all keys
+    if len(sizes) == 1 and None not in sizes:  # one value, and nearly all keys and memos
         return _SIZE.pack(sizes.pop()).join([front, *values])
     pieces = [front]
     for value in values:

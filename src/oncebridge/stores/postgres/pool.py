@@ -148,10 +148,11 @@ class Pool:
         Usually a connection is idle and has prepared the statement. Then the driver limits the
         time, and nothing is left to wait for.
         """
-        seconds = self._timeout_s
-        ends_s = asyncio.get_running_loop().time() + seconds
+        left, seconds = None, self._timeout_s
         link = self._idle_link_with(query)
         if link is not None:
+            now_s = asyncio.get_running_loop().time
+            ends_s = now_s() + seconds
             await self._slots.acquire()  # at once, as one is free
             try:
                 return await self._run_on(link, lambda _: link.fetch(query, *args, timeout=seconds))
@@ -164,7 +165,8 @@ class Pool:
                     raise
             finally:
                 self._slots.release()
-        return await self._run(lambda link: link.fetch(query, *args), seconds, ends_s)
+            left = timedelta(seconds=max(ends_s - now_s(), 0))
+        return await self.run(lambda link: link.fetch(query, *args), within=left)
 
     async def run(
         self,
@@ -180,22 +182,11 @@ class Pool:
         *repeatable* is also retried if the connection was lost since it was last used. Other
         errors of the server are raised as they are.
         """
-        seconds = within.total_seconds() if within else self._timeout_s
-        ends_s = asyncio.get_running_loop().time() + seconds
-        return await self._run(work, seconds, ends_s, repeatable=repeatable)
-
-    async def _run(
-        self,
-        work: Callable[[Link], Awaitable[_T]],
-        seconds: float,
-        ends_s: float,
-        *,
-        repeatable: bool = True,
-    ) -> _T:
         self._use_running_loop()
+        seconds = self._timeout_s if within is None else within.total_seconds()
         stage = _Stage()
         try:
-            async with asyncio.timeout_at(ends_s), self._slots:
+            async with asyncio.timeout(seconds), self._slots:
                 link = self._idle_link()
                 if link is not None:
                     try:

@@ -48,9 +48,7 @@ CREATE OR REPLACE FUNCTION @claim@(
 ) RETURNS TABLE (
     now_ms bigint, part integer, verdict integer, number bigint, generation bytea, memo bytea
 )
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET lock_timeout = '10s'
+LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -250,9 +248,7 @@ CREATE OR REPLACE FUNCTION @commit@(
     keys bytea[], generations bytea[], fates bigint[], windows bigint[], hards bigint[],
     memos bytea[], told bigint
 ) RETURNS TABLE (part integer, verdict integer)
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET lock_timeout = '10s'
+LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -301,9 +297,7 @@ CREATE OR REPLACE FUNCTION @settle@(
     release_items bigint[], release_keys bytea[], tokens bytea[], delays bigint[],
     keeps bigint[], unsents bigint[], release_memos bytea[], told bigint
 ) RETURNS TABLE (part integer, verdict integer)
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET lock_timeout = '10s'
+LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -340,39 +334,29 @@ BEGIN
         refused := refused || part;
         RETURN NEXT;
     END LOOP;
-    UPDATE @records@ AS r
-    SET until_ms = now_ms + a.kept, keep_until_ms = now_ms + a.kept, token = '', fate = a.fate,
-        hard_until_ms = CASE WHEN a.hard > 0 THEN now_ms + a.hard ELSE 0 END,
-        memo = coalesce(a.memo, r.memo)
-    FROM (
-        SELECT commit_keys[i] AS key, commit_memos[i] AS memo, coalesce(fates[i], fates[1]) AS fate,
-            coalesce(windows[i], windows[1]) AS kept, coalesce(hards[i], hards[1]) AS hard
-        FROM generate_subscripts(commit_keys, 1) AS i
-        WHERE commit_items[i] <> ALL (refused)
-    ) AS a
-    WHERE r.key = a.key;
-    UPDATE @records@ AS r
-    SET until_ms = now_ms + a.delay, keep_until_ms = now_ms + a.delay + a.keep, token = '',
-        attempts = greatest(r.attempts - a.unsent, 0), memo = coalesce(a.memo, r.memo)
-    FROM (
-        SELECT release_keys[i] AS key, release_memos[i] AS memo,
-            coalesce(delays[i], delays[1]) AS delay, coalesce(keeps[i], keeps[1]) AS keep,
-            coalesce(unsents[i], unsents[1]) AS unsent
-        FROM generate_subscripts(release_keys, 1) AS i
-        WHERE release_items[i] <> ALL (refused)
-    ) AS a
-    WHERE r.key = a.key;
+    -- A key that is NULL matches no row.
+    PERFORM FROM @commit@(
+        ARRAY(
+            SELECT CASE WHEN commit_items[i] <> ALL (refused) THEN commit_keys[i] END
+            FROM generate_subscripts(commit_keys, 1) AS i
+        ), generations, fates, windows, hards, commit_memos, now_ms
+    );
+    PERFORM FROM @release@(
+        ARRAY(
+            SELECT CASE WHEN release_items[i] <> ALL (refused) THEN release_keys[i] END
+            FROM generate_subscripts(release_keys, 1) AS i
+        ), tokens, delays, keeps, unsents, release_memos, now_ms
+    );
 END
 $$;
 
--- Release. Returns the items that were released. unsents is 1 for an attempt that does not count.
+-- Release. Returns only the items that were not released: 1 fenced. unsents is 1 for an attempt that
+-- does not count.
 CREATE OR REPLACE FUNCTION @release@(
     keys bytea[], tokens bytea[], delays bigint[], keeps bigint[], unsents bigint[],
     memos bytea[], told bigint
-) RETURNS integer[]
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET lock_timeout = '10s'
+) RETURNS TABLE (part integer, verdict integer)
+LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -394,17 +378,19 @@ BEGIN
         RETURNING a.i
     )
     SELECT array_agg(i) INTO done FROM changed;
-    RETURN coalesce(done, '{}');
+    IF cardinality(done) = cardinality(keys) THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i WHERE i <> ALL (coalesce(done, '{}'));
 END
 $$;
 
--- Extend. Returns the items that were extended.
+-- Extend. Returns only the items that were not extended: 1 fenced.
 CREATE OR REPLACE FUNCTION @extend@(
     keys bytea[], tokens bytea[], leases bigint[], told bigint
-) RETURNS integer[]
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET lock_timeout = '10s'
+) RETURNS TABLE (part integer, verdict integer)
+LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -424,18 +410,20 @@ BEGIN
         RETURNING a.i
     )
     SELECT array_agg(i) INTO done FROM changed;
-    RETURN coalesce(done, '{}');
+    IF cardinality(done) = cardinality(keys) THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i WHERE i <> ALL (coalesce(done, '{}'));
 END
 $$;
 
--- Remember. Returns the keys that were not known. Known rows are not locked.
+-- Remember. Returns only the items that were not remembered: 1 known. Known rows are not locked.
 CREATE OR REPLACE FUNCTION @remember@(
     keys bytea[], generations bytea[], fates bigint[], windows bigint[], hashes bytea[],
     memos bytea[], wholes bytea[], told bigint
-) RETURNS bytea[]
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET lock_timeout = '10s'
+) RETURNS TABLE (part integer, verdict integer)
+LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -465,19 +453,21 @@ BEGIN
         RETURNING r.key
     )
     SELECT array_agg(key) INTO done FROM changed;
-    RETURN coalesce(done, '{}');
+    IF cardinality(done) = cardinality(keys) THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i WHERE keys[i] <> ALL (coalesce(done, '{}'));
 END
 $$;
 
--- Load records of another store. Returns the keys that were written.
+-- Load records of another store. Returns only the items that were not written: 1 known.
 CREATE OR REPLACE FUNCTION @load@(
     untils bigint[], keep_untils bigint[], hard_untils bigint[], attempts bigint[],
     fates bigint[], keys bytea[], tokens bytea[], generations bytea[], hashes bytea[],
     memos bytea[], wholes bytea[], told bigint
-) RETURNS bytea[]
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET lock_timeout = '10s'
+) RETURNS TABLE (part integer, verdict integer)
+LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -507,15 +497,17 @@ BEGIN
         RETURNING r.key
     )
     SELECT array_agg(key) INTO done FROM changed;
-    RETURN coalesce(done, '{}');
+    IF cardinality(done) = cardinality(keys) THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i WHERE keys[i] <> ALL (coalesce(done, '{}'));
 END
 $$;
 
 -- Forget. Returns the keys that were removed.
 CREATE OR REPLACE FUNCTION @forget@(keys bytea[], told bigint) RETURNS bytea[]
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan SET lock_timeout = '10s'
+LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE

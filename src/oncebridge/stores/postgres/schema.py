@@ -64,6 +64,8 @@ INSERT INTO {versions} VALUES ('{name}', {version})
 ON CONFLICT (name) DO UPDATE SET version = excluded.version;
 COMMIT;
 """
+_SETTINGS = """SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan SET lock_timeout = '10s'"""
 _LOCK = 0x6F6E6365  # any number does, if it is always the same
 
 
@@ -105,7 +107,7 @@ class Layout(Struct, frozen=True, dict=True):
         """The SQL that creates or updates the table, for an administrator to read and run."""
         kind = self.file.removesuffix(".sql")
         index = quoted(f"{self.table}_key")  # an index has no schema of its own
-        names = {kind: self.named(), f"{kind}_key": index}
+        names = {kind: self.named(), f"{kind}_key": index, "settings": _SETTINGS}
         body = _NAME.sub(lambda found: names.get(found[1]) or self.named(found[1]), self._text)
         return _FRAME.format(
             title=self.title,

@@ -55,6 +55,7 @@ from oncebridge.stores.postgres.arrays import (
     claim_arrays,
     commit_arrays,
     extend_arrays,
+    load_arrays,
     release_arrays,
     remember_arrays,
     stored_keys,
@@ -78,11 +79,11 @@ _ROUND: Final = 50
 _SPREAD: Final = 2654435761  # spreads the pages where workers start to purge
 
 _FATES: Final = (None, *Fate)
-_COMMIT_REPLIES: Final[tuple[CommitAnswer, ...]] = (
-    Reply.COMMITTED,
-    Reply.ALREADY,
-    Reply.FENCED,
-)
+# What the functions answer, by the number in their rows; the first one needs no row.
+_COMMITTED: Final[tuple[CommitAnswer, ...]] = (Reply.COMMITTED, Reply.ALREADY, Reply.FENCED)
+_RELEASED: Final[tuple[ReleaseAnswer, ...]] = (Reply.RELEASED, Reply.FENCED)
+_EXTENDED: Final[tuple[ExtendAnswer, ...]] = (Reply.EXTENDED, Reply.FENCED)
+_REMEMBERED: Final[tuple[RememberAnswer, ...]] = (Reply.REMEMBERED, Reply.KNOWN)
 _COLUMNS = """until_ms, keep_until_ms, hard_until_ms, attempts, fate, key, token, generation,
     hash, memo, whole_key"""
 _PASSING = ("08", "25", "40", "53", "55", "57", "58")
@@ -220,46 +221,42 @@ class PostgresStore:
         return each, now_ms
 
     async def commit(self, commits: Commits) -> list[CommitAnswer]:
-        return await self._chunks(self._commit, _split(commits))
-
-    async def _commit(self, commits: Commits) -> list[CommitAnswer]:
-        rows = await self._ask(self._statements.commit, *commit_arrays(commits), self._test_time())
-        answers: list[CommitAnswer] = [Reply.COMMITTED] * len(commits.keys)
-        for part, verdict in rows:
-            answers[part - 1] = _COMMIT_REPLIES[verdict]
-        return answers
+        query = self._statements.commit
+        return await self._change(query, commit_arrays, _split(commits), _COMMITTED)
 
     async def release(self, releases: Releases) -> list[ReleaseAnswer]:
-        return await self._chunks(self._release, _split(releases))
-
-    async def _release(self, releases: Releases) -> list[ReleaseAnswer]:
-        ((done,),) = await self._ask(
-            self._statements.release, *release_arrays(releases), self._test_time()
-        )
-        answers: list[ReleaseAnswer] = [Reply.FENCED] * len(releases.keys)
-        for part in done:
-            answers[part - 1] = Reply.RELEASED
-        return answers
+        query = self._statements.release
+        return await self._change(query, release_arrays, _split(releases), _RELEASED)
 
     async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
-        return await self._chunks(self._extend, _split(extensions))
-
-    async def _extend(self, extensions: Extensions) -> list[ExtendAnswer]:
-        ((done,),) = await self._ask(
-            self._statements.extend, *extend_arrays(extensions), self._test_time()
-        )
-        answers: list[ExtendAnswer] = [Reply.FENCED] * len(extensions.keys)
-        for part in done:
-            answers[part - 1] = Reply.EXTENDED
-        return answers
+        query = self._statements.extend
+        return await self._change(query, extend_arrays, _split(extensions), _EXTENDED)
 
     async def remember(self, memories: Memories) -> list[RememberAnswer]:
-        return await self._chunks(self._remember, _split(memories))
+        query = self._statements.remember
+        return await self._change(query, remember_arrays, _split(memories), _REMEMBERED)
 
-    async def _remember(self, memories: Memories) -> list[RememberAnswer]:
-        arrays = remember_arrays(memories)
-        ((done,),) = await self._ask(self._statements.remember, *arrays, self._test_time())
-        return _remember_answers(arrays[0], done)
+    async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
+        chunks = [records[at : at + _CHUNK] for at in range(0, len(records), _CHUNK)]
+        return await self._change(self._statements.load, load_arrays, chunks, _REMEMBERED)
+
+    async def _change(
+        self,
+        query: str,
+        arrays: Callable[[_Chunk], tuple[Any, ...]],
+        chunks: Sequence[_Chunk],
+        replies: tuple[_T, ...],
+    ) -> list[_T | NoAnswer]:
+        """Call a function that returns only the items which do not have the first of *replies*."""
+
+        async def ask(some: _Chunk) -> list[_T]:
+            rows = await self._ask(query, *arrays(some), self._test_time())
+            answers = [replies[0]] * len(some)
+            for part, verdict in rows:
+                answers[part - 1] = replies[verdict]
+            return answers
+
+        return await self._chunks(ask, chunks)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
         found: dict[bytes, Record] = {}
@@ -328,29 +325,6 @@ class PostgresStore:
         query = self._statements.scan if place else self._statements.scan_first
         rows = await self._ask(query, place[1:], limit)
         return [_record(row) for row in rows], b">" + rows[-1]["key"] if len(rows) == limit else b""
-
-    async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        chunks = [records[at : at + _CHUNK] for at in range(0, len(records), _CHUNK)]
-        return await self._chunks(self._load, chunks)
-
-    async def _load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        stored, wholes = stored_keys([record.key for record in records])
-        ((done,),) = await self._ask(
-            self._statements.load,
-            [record.until_ms for record in records],
-            [record.keep_until_ms for record in records],
-            [record.hard_until_ms for record in records],
-            [record.attempts for record in records],
-            [record.fate or 0 for record in records],
-            stored,
-            [record.token for record in records],
-            [record.generation for record in records],
-            [record.hash for record in records],
-            [record.memo for record in records],
-            wholes,
-            self._test_time(),
-        )
-        return _remember_answers(stored, done)
 
     # --- together with a sink in the same database ---------------------------------------
 
@@ -480,11 +454,6 @@ def _note_exceptions(
         as_asked = [Held(part.key, want.generation, 1, want.memo) for part in want.parts]
         parts = zip(wants.places(at), as_asked, strict=True)
         each[at] = Claim(want.token, tuple(known.get(*one) for one in parts), now_ms)
-
-
-def _remember_answers(keys: Sequence[bytes], done: Sequence[bytes]) -> list[RememberAnswer]:
-    taken = frozenset(done)
-    return [Reply.REMEMBERED if key in taken else Reply.KNOWN for key in keys]
 
 
 def _record(row: Any) -> Record:
