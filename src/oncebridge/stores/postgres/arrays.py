@@ -11,16 +11,7 @@ from hashlib import sha256
 from struct import Struct
 from typing import Any, Final, TypeVar
 
-from oncebridge.stores.api import (
-    Column,
-    Commits,
-    Extensions,
-    Memories,
-    Record,
-    Releases,
-    Wants,
-    spread,
-)
+from oncebridge.stores.api import Column, Columns, Memories, Record, Wants
 
 _T = TypeVar("_T")
 
@@ -51,28 +42,15 @@ def claim_arrays(wants: Wants) -> tuple[Any, ...]:
     return keys, *map(as_array, (*columns, wants.hash, wants.slide_ms)), lasts, wholes
 
 
-def commit_arrays(asked: Commits) -> tuple[Any, ...]:
-    """Return commits as the arrays that the functions `commit` and `settle` take."""
-    columns = map(as_array, (asked.generation, asked.fate, asked.window_ms, asked.hard_ms))
-    return stored_keys(asked.keys)[0], *columns, _given(asked.memo, len(asked.keys))
+def arrays(batch: Columns[Any]) -> tuple[Any, ...]:
+    """Return a batch as the arrays that the function for it takes: one per field, in order."""
+    columns = [getattr(batch, name) for name in batch.__struct_fields__[1:]]
+    return stored_keys(batch.keys)[0], *map(as_array, columns)
 
 
-def release_arrays(asked: Releases) -> tuple[Any, ...]:
-    """Return releases as the arrays that the functions `release` and `settle` take."""
-    columns = map(as_array, (asked.token, asked.delay_ms, asked.keep_ms, asked.unsent))
-    return stored_keys(asked.keys)[0], *columns, _given(asked.memo, len(asked.keys))
-
-
-def extend_arrays(asked: Extensions) -> tuple[Any, ...]:
-    """Return extensions as the arrays that the function `extend` takes."""
-    return stored_keys(asked.keys)[0], as_array(asked.token), as_array(asked.lease_ms)
-
-
-def remember_arrays(asked: Memories) -> tuple[Any, ...]:
+def remember_arrays(memories: Memories) -> tuple[Any, ...]:
     """Return memories as the arrays that the function `remember` takes."""
-    columns = asked.generation, asked.fate, asked.window_ms, asked.hash, asked.memo
-    keys, wholes = stored_keys(asked.keys)
-    return keys, *map(as_array, columns), wholes
+    return *arrays(memories), stored_keys(memories.keys)[1]
 
 
 def load_arrays(records: Sequence[Record]) -> tuple[Any, ...]:
@@ -120,10 +98,6 @@ def _per_key(column: Column[_T], sizes: Sequence[int]) -> list[_T]:
     if not isinstance(column, list):
         return [column]
     return [value for value, size in zip(column, sizes, strict=True) for _ in range(size)]
-
-
-def _given(memos: Column[bytes | None], count: int) -> list[bytes | None]:
-    return [] if memos is None else spread(memos, count)
 
 
 def encode_bytes(values: Sequence[Any]) -> bytes:

@@ -80,22 +80,19 @@ class Link:
         self.connection = connection
         self.born_s = self.used_s = asyncio.get_running_loop().time()
         self._is_direct: bool | None = None
-        self._statements: dict[str, PreparedStatement[Any]] = {}
+        self.statements: dict[str, PreparedStatement[Any]] = {}
 
     async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[Any]:  # noqa: ASYNC109 - the driver's
         """Run a statement; one round trip, except for the first time."""
-        statement = self._statements.get(query) or await self.prepared(query)
+        statement = self.statements.get(query) or await self.prepared(query)
         return await statement.fetch(*args, timeout=timeout)
 
-    def has_prepared(self, query: str) -> bool:
-        return query in self._statements
-
     async def prepared(self, query: str) -> "PreparedStatement[Any]":
-        statement = self._statements.get(query)
+        statement = self.statements.get(query)
         if statement is None:
-            name = f"oncebridge_{len(self._statements)}" if await self._asks_the_server() else ""
+            name = f"oncebridge_{len(self.statements)}" if await self._asks_the_server() else ""
             statement = await self.connection.prepare(query, name=name)
-            self._statements[query] = statement
+            self.statements[query] = statement
         return statement
 
     async def _asks_the_server(self) -> bool:
@@ -148,11 +145,12 @@ class Pool:
         Usually a connection is idle and has prepared the statement. Then the driver limits the
         time, and nothing is left to wait for.
         """
-        left, seconds = None, self._timeout_s
-        link = self._idle_link_with(query)
-        if link is not None:
-            now_s = asyncio.get_running_loop().time
-            ends_s = now_s() + seconds
+        left, seconds, loop = None, self._timeout_s, asyncio.get_running_loop()
+        link = None if self._loop is not loop or self._slots.locked() else self._idle_link()
+        if link is not None and query not in link.statements:
+            self._idle.append(link)
+        elif link is not None:
+            ends_s = loop.time() + seconds
             await self._slots.acquire()  # at once, as one is free
             try:
                 return await self._run_on(link, lambda _: link.fetch(query, *args, timeout=seconds))
@@ -165,7 +163,7 @@ class Pool:
                     raise
             finally:
                 self._slots.release()
-            left = timedelta(seconds=max(ends_s - now_s(), 0))
+            left = timedelta(seconds=max(ends_s - loop.time(), 0))
         return await self.run(lambda link: link.fetch(query, *args), within=left)
 
     async def run(
@@ -250,16 +248,6 @@ class Pool:
         else:
             link.used_s = asyncio.get_running_loop().time()
             self._idle.append(link)
-
-    def _idle_link_with(self, query: str) -> Link | None:
-        """Return an idle connection that has prepared *query*, unless one has to be waited for."""
-        if self.is_closed or self._loop is not asyncio.get_running_loop() or self._slots.locked():
-            return None
-        link = self._idle_link()
-        if link is None or link.has_prepared(query):
-            return link
-        self._idle.append(link)
-        return None
 
     def _idle_link(self) -> Link | None:
         now_s = asyncio.get_running_loop().time()

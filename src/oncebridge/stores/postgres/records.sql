@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS @records@ (
 -- releases its locks after lock_timeout.
 --
 -- Arrays are parallel, with one element per item, or one element that applies to all items; keys
--- always has all. In lasts, wholes, and the memos of commits and releases an empty array means none.
+-- always has all. An empty array means none. The memos of commits and releases may be NULL.
 -- told is the time, if a test sets it.
 
 CREATE OR REPLACE FUNCTION @now@(told bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
@@ -252,15 +252,16 @@ LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE
-    now_ms bigint := @now@(told);
-    done   integer[];
+    now_ms      bigint := @now@(told);
+    memo_of_all bytea  := CASE WHEN cardinality(memos) = 1 THEN memos[1] END;
+    done        integer[];
 BEGIN
     WITH changed AS (
         UPDATE @records@ AS r
         SET until_ms = now_ms + a.kept, keep_until_ms = now_ms + a.kept, token = '',
             fate = coalesce(fates[a.i], fates[1]),
             hard_until_ms = CASE WHEN a.hard > 0 THEN now_ms + a.hard ELSE 0 END,
-            memo = coalesce(memos[a.i], r.memo)
+            memo = coalesce(memos[a.i], memo_of_all, r.memo)
         FROM (
             SELECT u.key, u.i::integer AS i, coalesce(windows[u.i::integer], windows[1]) AS kept,
                 coalesce(hards[u.i::integer], hards[1]) AS hard
@@ -292,10 +293,10 @@ $$;
 -- Returns only the items that were not written: 1 a key was committed already, 2 a key or a register
 -- belongs to another worker now.
 CREATE OR REPLACE FUNCTION @settle@(
-    commit_items bigint[], commit_keys bytea[], generations bytea[], fates bigint[],
-    windows bigint[], hards bigint[], commit_memos bytea[],
-    release_items bigint[], release_keys bytea[], tokens bytea[], delays bigint[],
-    keeps bigint[], unsents bigint[], release_memos bytea[], told bigint
+    commit_items bigint[], release_items bigint[],
+    release_keys bytea[], tokens bytea[], delays bigint[], keeps bigint[], release_memos bytea[],
+    unsents bigint[], commit_keys bytea[], generations bytea[], fates bigint[], windows bigint[],
+    hards bigint[], commit_memos bytea[], told bigint
 ) RETURNS TABLE (part integer, verdict integer)
 LANGUAGE plpgsql VOLATILE @settings@
 AS $$
@@ -345,7 +346,7 @@ BEGIN
         ARRAY(
             SELECT CASE WHEN release_items[i] <> ALL (refused) THEN release_keys[i] END
             FROM generate_subscripts(release_keys, 1) AS i
-        ), tokens, delays, keeps, unsents, release_memos, now_ms
+        ), tokens, delays, keeps, release_memos, unsents, now_ms
     );
 END
 $$;
@@ -353,22 +354,23 @@ $$;
 -- Release. Returns only the items that were not released: 1 fenced. unsents is 1 for an attempt that
 -- does not count.
 CREATE OR REPLACE FUNCTION @release@(
-    keys bytea[], tokens bytea[], delays bigint[], keeps bigint[], unsents bigint[],
-    memos bytea[], told bigint
+    keys bytea[], tokens bytea[], delays bigint[], keeps bigint[], memos bytea[],
+    unsents bigint[], told bigint
 ) RETURNS TABLE (part integer, verdict integer)
 LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE
-    now_ms bigint := @now@(told);
-    done   integer[];
+    now_ms      bigint := @now@(told);
+    memo_of_all bytea  := CASE WHEN cardinality(memos) = 1 THEN memos[1] END;
 BEGIN
+    RETURN QUERY
     WITH changed AS (
         UPDATE @records@ AS r
         SET until_ms = now_ms + a.delay,
             keep_until_ms = now_ms + a.delay + coalesce(keeps[a.i], keeps[1]), token = '',
             attempts = greatest(r.attempts - coalesce(unsents[a.i], unsents[1]), 0),
-            memo = coalesce(memos[a.i], r.memo)
+            memo = coalesce(memos[a.i], memo_of_all, r.memo)
         FROM (
             SELECT u.key, u.i::integer AS i, coalesce(delays[u.i::integer], delays[1]) AS delay
             FROM unnest(keys) WITH ORDINALITY AS u(key, i)
@@ -377,12 +379,8 @@ BEGIN
         WHERE r.key = a.key AND r.token = coalesce(tokens[a.i], tokens[1]) AND r.token <> ''
         RETURNING a.i
     )
-    SELECT array_agg(i) INTO done FROM changed;
-    IF cardinality(done) = cardinality(keys) THEN
-        RETURN;
-    END IF;
-    RETURN QUERY
-    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i WHERE i <> ALL (coalesce(done, '{}'));
+    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i
+    WHERE i NOT IN (SELECT c.i FROM changed AS c);
 END
 $$;
 
@@ -395,8 +393,8 @@ AS $$
 #variable_conflict use_column
 DECLARE
     now_ms bigint := @now@(told);
-    done   integer[];
 BEGIN
+    RETURN QUERY
     WITH changed AS (
         UPDATE @records@ AS r
         SET until_ms = now_ms + a.lease,
@@ -409,12 +407,8 @@ BEGIN
         WHERE r.key = a.key AND r.token = coalesce(tokens[a.i], tokens[1]) AND r.token <> ''
         RETURNING a.i
     )
-    SELECT array_agg(i) INTO done FROM changed;
-    IF cardinality(done) = cardinality(keys) THEN
-        RETURN;
-    END IF;
-    RETURN QUERY
-    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i WHERE i <> ALL (coalesce(done, '{}'));
+    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i
+    WHERE i NOT IN (SELECT c.i FROM changed AS c);
 END
 $$;
 
@@ -428,8 +422,8 @@ AS $$
 #variable_conflict use_column
 DECLARE
     now_ms bigint := @now@(told);
-    done   bytea[];
 BEGIN
+    RETURN QUERY
     WITH changed AS (
         INSERT INTO @records@ AS r
         SELECT now_ms + a.kept, now_ms + a.kept, 0, 0, coalesce(fates[a.i], fates[1]), a.key, '',
@@ -452,12 +446,8 @@ BEGIN
         WHERE r.until_ms <= @now@(told)
         RETURNING r.key
     )
-    SELECT array_agg(key) INTO done FROM changed;
-    IF cardinality(done) = cardinality(keys) THEN
-        RETURN;
-    END IF;
-    RETURN QUERY
-    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i WHERE keys[i] <> ALL (coalesce(done, '{}'));
+    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i
+    WHERE keys[i] NOT IN (SELECT key FROM changed);
 END
 $$;
 
@@ -472,8 +462,8 @@ AS $$
 #variable_conflict use_column
 DECLARE
     now_ms bigint := @now@(told);
-    done   bytea[];
 BEGIN
+    RETURN QUERY
     WITH changed AS (
         INSERT INTO @records@ AS r
         SELECT a.until, a.keep_until, a.hard_until, a.attempts, a.fate, a.key, a.token,
@@ -496,12 +486,8 @@ BEGIN
         WHERE r.fate <> 0 AND r.until_ms <= @now@(told)
         RETURNING r.key
     )
-    SELECT array_agg(key) INTO done FROM changed;
-    IF cardinality(done) = cardinality(keys) THEN
-        RETURN;
-    END IF;
-    RETURN QUERY
-    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i WHERE keys[i] <> ALL (coalesce(done, '{}'));
+    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i
+    WHERE keys[i] NOT IN (SELECT key FROM changed);
 END
 $$;
 

@@ -52,11 +52,9 @@ from oncebridge.stores.api import (
 )
 from oncebridge.stores.postgres.address import PostgresAddress, read_address
 from oncebridge.stores.postgres.arrays import (
+    arrays,
     claim_arrays,
-    commit_arrays,
-    extend_arrays,
     load_arrays,
-    release_arrays,
     remember_arrays,
     stored_keys,
 )
@@ -210,10 +208,9 @@ class PostgresStore:
         )
         now_ms = rows.pop()["now_ms"]
         each: list[ClaimAnswer | int] = [HELD] * len(wants)
-        if not rows:
-            return each, now_ms
-        _note_exceptions(each, wants, rows, now_ms)
-        again = [at for at, answer in enumerate(each) if type(answer) is NoAnswer]
+        if rows:
+            _note_exceptions(each, wants, rows, now_ms)
+        again = rows and [at for at, answer in enumerate(each) if type(answer) is NoAnswer]
         if again and not careful:
             retried, now_ms = await self._claim(wants.select(again), careful=True)
             for at, answer in zip(again, retried, strict=True):
@@ -221,20 +218,17 @@ class PostgresStore:
         return each, now_ms
 
     async def commit(self, commits: Commits) -> list[CommitAnswer]:
-        query = self._statements.commit
-        return await self._change(query, commit_arrays, _split(commits), _COMMITTED)
+        return await self._change(self._statements.commit, arrays, _split(commits), _COMMITTED)
 
     async def release(self, releases: Releases) -> list[ReleaseAnswer]:
-        query = self._statements.release
-        return await self._change(query, release_arrays, _split(releases), _RELEASED)
+        return await self._change(self._statements.release, arrays, _split(releases), _RELEASED)
 
     async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
-        query = self._statements.extend
-        return await self._change(query, extend_arrays, _split(extensions), _EXTENDED)
+        return await self._change(self._statements.extend, arrays, _split(extensions), _EXTENDED)
 
     async def remember(self, memories: Memories) -> list[RememberAnswer]:
-        query = self._statements.remember
-        return await self._change(query, remember_arrays, _split(memories), _REMEMBERED)
+        chunks = _split(memories)
+        return await self._change(self._statements.remember, remember_arrays, chunks, _REMEMBERED)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
         chunks = [records[at : at + _CHUNK] for at in range(0, len(records), _CHUNK)]
@@ -243,14 +237,14 @@ class PostgresStore:
     async def _change(
         self,
         query: str,
-        arrays: Callable[[_Chunk], tuple[Any, ...]],
+        as_arguments: Callable[[_Chunk], tuple[Any, ...]],
         chunks: Sequence[_Chunk],
         replies: tuple[_T, ...],
     ) -> list[_T | NoAnswer]:
         """Call a function that returns only the items which do not have the first of *replies*."""
 
         async def ask(some: _Chunk) -> list[_T]:
-            rows = await self._ask(query, *arrays(some), self._test_time())
+            rows = await self._ask(query, *as_arguments(some), self._test_time())
             answers = [replies[0]] * len(some)
             for part, verdict in rows:
                 answers[part - 1] = replies[verdict]
@@ -336,21 +330,11 @@ class PostgresStore:
         """
         commits = Commits.of([asked for several, _ in items for asked in several])
         releases = Releases.of([asked for _, several in items for asked in several])
+        given = *arrays(commits), self._test_time()
         if not releases.keys and all(len(several) == 1 for several, _ in items):
-            return Settling(
-                self.layout.named("commit"), (*commit_arrays(commits), self._test_time())
-            )
-        numbered = list(enumerate(items, 1))
-        return Settling(
-            self.layout.named("settle"),
-            (
-                [at for at, (several, _) in numbered for _ in several],
-                *commit_arrays(commits),
-                [at for at, (_, several) in numbered for _ in several],
-                *release_arrays(releases),
-                self._test_time(),
-            ),
-        )
+            return Settling(self.layout.named("commit"), given)
+        owners = [[at for at, item in enumerate(items, 1) for _ in item[which]] for which in (0, 1)]
+        return Settling(self.layout.named("settle"), (*owners, *arrays(releases), *given))
 
     # --- to the server and back --------------------------------------------------------
 
@@ -378,10 +362,9 @@ class PostgresStore:
 
 
 def _split(batch: _Batch) -> list[_Batch]:
-    count = len(batch)
-    if 0 < count <= _CHUNK:
+    starts, count = range(0, len(batch), _CHUNK), len(batch)
+    if len(starts) == 1:
         return [batch]
-    starts = range(0, count, _CHUNK)
     return [batch.select(range(at, min(at + _CHUNK, count))) for at in starts]
 
 
@@ -391,9 +374,9 @@ class _Statements:
     def __init__(self, layout: Layout) -> None:
         table = layout.named()
 
-        def call(name: str, count: int, what: str = "*") -> str:
+        def call(name: str, count: int) -> str:
             arguments = ", ".join(f"${number}" for number in range(1, count + 1))
-            return f"SELECT {what} FROM {layout.named(name)}({arguments})"  # noqa: S608 - our own names, quoted
+            return f"SELECT * FROM {layout.named(name)}({arguments})"  # noqa: S608 - our own names, quoted
 
         self.now = call("now", 1)
         self.claim = call("claim", 12)
