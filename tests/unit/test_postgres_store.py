@@ -52,6 +52,7 @@ from oncebridge.stores.api import (
     Wants,
 )
 from oncebridge.stores.postgres.address import read_address
+from oncebridge.stores.postgres.pool import NoReply
 from oncebridge.stores.postgres.store import PostgresOptions, PostgresStore
 from oncebridge.testing import ManualClock
 
@@ -642,7 +643,9 @@ async def test_a_commit_touches_no_index(postgres: Postgres) -> None:
     async with opened(postgres.url) as store:
         for turn in range(10):
             wants = [want(b"%d/%d" % (turn, number)) for number in range(100)]
-            await store.commit(Commits.of([done(claim) for claim in await store.claim(Wants.of(wants))]))
+            await store.commit(
+                Commits.of([done(claim) for claim in await store.claim(Wants.of(wants))])
+            )
     await gone(postgres, store)
     ((updated, beside),) = await ask(
         postgres.url,
@@ -820,6 +823,39 @@ async def test_what_was_not_reached_has_no_answer(postgres: Postgres) -> None:
         assert again[500:1000] in ([Reply.ALREADY] * 500, [Reply.COMMITTED] * 500)
         assert again[1000:] == [Reply.COMMITTED] * 200
         await other.close()
+
+
+async def test_a_statement_that_the_server_gave_up_is_run_again(postgres: Postgres) -> None:
+    """The first run prepares it, the second one is on the connection that is idle then."""
+    async with opened(postgres.url, connections=1) as store:
+        place = store.layout.schema
+        await ask(
+            postgres.url,
+            f"CREATE SEQUENCE {place}.runs",
+            f"CREATE FUNCTION {place}.run() RETURNS bigint LANGUAGE plpgsql AS $$ "
+            f"DECLARE run bigint := nextval('{place}.runs'); BEGIN "
+            "IF run IN (2, 3) THEN RAISE 'beaten' USING ERRCODE = 'deadlock_detected'; END IF; "
+            "RETURN run; END $$",
+            "SELECT 1",
+        )
+        assert await store.pool.fetch(f"SELECT {place}.run()") == [(1,)]
+        assert await store.pool.fetch(f"SELECT {place}.run()") == [(4,)]
+
+
+async def test_an_idle_connection_is_left_in_time_too(postgres: Postgres) -> None:
+    async with opened(postgres.url, connections=1, timeout=timedelta(seconds=1)) as store:
+        sleep = "SELECT pg_sleep($1)"
+        await store.pool.fetch(sleep, 0.0)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(NoReply, match="no answer within 1s"):
+            await store.pool.fetch(sleep, 30.0)
+        assert asyncio.get_running_loop().time() - began < 3
+        assert isinstance((await store.claim(Wants.of([want(b"k")])))[0], Claim)
+        await until(
+            postgres.url,
+            "SELECT FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT pg_sleep(%'",
+            some=False,
+        )
 
 
 async def test_there_are_never_more_connections_than_allowed(postgres: Postgres) -> None:

@@ -88,12 +88,10 @@ class Link:
         return await statement.fetch(*args, timeout=timeout)
 
     async def prepared(self, query: str) -> "PreparedStatement[Any]":
-        statement = self.statements.get(query)
-        if statement is None:
+        if query not in self.statements:
             name = f"oncebridge_{len(self.statements)}" if await self._asks_the_server() else ""
-            statement = await self.connection.prepare(query, name=name)
-            self.statements[query] = statement
-        return statement
+            self.statements[query] = await self.connection.prepare(query, name=name)
+        return self.statements[query]
 
     async def _asks_the_server(self) -> bool:
         if self._is_direct is None:
@@ -139,12 +137,8 @@ class Pool:
             self._slots.release()
 
     async def fetch(self, query: str, *args: Any) -> list[Any]:
-        """
-        Run one statement that is safe to run twice.
-
-        Usually a connection is idle and has prepared the statement. Then the driver limits the
-        time, and nothing is left to wait for.
-        """
+        """Run one statement that is safe to run twice."""
+        # Usually a connection is idle and has prepared it; then the driver alone limits the time.
         left, seconds, loop = None, self._timeout_s, asyncio.get_running_loop()
         link = None if self._loop is not loop or self._slots.locked() else self._idle_link()
         if link is not None and query not in link.statements:
@@ -228,8 +222,7 @@ class Pool:
             raise
         except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
             self._settle(link, True)
-            # An argument that the driver cannot write, or the end of the time.
-            if isinstance(error, ValueError | TimeoutError):
+            if isinstance(error, ValueError | TimeoutError):  # cannot be written, or is too slow
                 raise
             raise NoReply(f"{self.address.shown!r}: {_error_text(error)}") from error
         except BaseException:
