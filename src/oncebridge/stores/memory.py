@@ -25,7 +25,6 @@ from msgspec import Struct
 from oncebridge.base.clock import Clock, system_clock
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError
-from oncebridge.events.key import KEY_VERSION
 from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     HELD,
@@ -182,13 +181,16 @@ class MemoryStore:
         opened, done, names = self._open, self._done, self._names
         fresh: dict[int, list[bytes]] = {}
         due_ms, some = -1, []
+        unnamed = _UNNAMED.copy
         items = _rows(
             *(wants.keys, wants.token, wants.generation, wants.lease_ms, wants.keep_ms),
             *(wants.memo, wants.hash),
         )
         for at, (key, token, generation, lease_ms, keep_ms, memo, hash_) in enumerate(items):
             # As `_name` does; each call costs, and this is done for every event.
-            name = key[18:] if len(key) == 33 and key[0] == KEY_VERSION else _name(key)
+            hashed = unnamed()
+            hashed.update(key)
+            name = hashed.digest()
             if name in opened or name in done[name[0]]:
                 want = wants[at]
                 answer = self._claim(want, now)
@@ -385,11 +387,8 @@ def _name(key: bytes) -> bytes:
     """
     Return 15 bytes for a key of any length: as many as fit in the smallest object.
 
-    With 120 bits of a strong hash, two of ten million keys collide once in 10^22 runs. Our own
-    keys are such a hash already.
+    With 120 bits of a strong hash, two of ten million keys collide once in 10^22 runs.
     """
-    if len(key) == 33 and key[0] == KEY_VERSION:
-        return key[18:]
     hashed = _UNNAMED.copy()
     hashed.update(key)
     return hashed.digest()
