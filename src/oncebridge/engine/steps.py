@@ -70,7 +70,6 @@ from oncebridge.sinks.api import (
     as_joint_sink,
 )
 from oncebridge.stores.api import (
-    HELD,
     Busy,
     Claim,
     ClaimAnswer,
@@ -400,24 +399,22 @@ class Steps:
     ) -> list[int]:
         """Put each event where its answer sends it; return those to claim under other keys."""
         again: list[int] = []
-        held: list[int] = []
         entries, each = batch.entries, answers.each
+        held: list[int] = []
         # If the store lost records, events may have been delivered before, and each is looked at.
-        is_plain = not self.records_lost_ms
-        if is_plain and not entries and each.count(HELD) == len(each):
-            held = [*rows]
-        else:
+        if not self.records_lost_ms:
+            held = [
+                r for r, a in zip(rows, each, strict=True) if type(a) is int and r not in entries
+            ]
+        if len(held) < len(rows):
+            is_held = {*held}
             for at, row in enumerate(rows):
+                if row in is_held:
+                    continue
                 answer = each[at]
-                if is_plain and row not in entries:
-                    if answer == HELD:
-                        held.append(row)
-                        continue
-                    if type(answer) is Duplicate and not self._is_shadow:
-                        found.known[row] = first_arrival(answer.memo)
-                        continue
-                entry = batch.entry(row)
-                if self._take_answer(entry, answers[at], lease, found):
+                if type(answer) is Duplicate and row not in entries and not self._is_shadow:
+                    found.known[row] = first_arrival(answer.memo)
+                elif self._take_answer(batch.entry(row), answers[at], lease, found):
                     again.append(row)
         if held:
             keys = batch.keys
