@@ -26,6 +26,7 @@ CLAIMS = {
     "R3": "no version is stale when a window has passed since the register was raised",
     "D1": "no event that the sink would accept ends in the dead letters",
     "D2": "one bad event alone does not open the breaker",
+    "C1": "a claim that is sent again is not refused because of the first one",
     "L": "under weak fairness, every copy is acknowledged in the end",
 }
 """By name, in plain words. The letters are those of the models."""
@@ -38,6 +39,7 @@ _TIERS = ALWAYS[:-1]  # I6 is about one key
 _REGISTER = (*_TIERS, "R1", "R2")
 _REGISTER_WINDOW = (*_TIERS, "R1", "R3")  # R2 is about versions that are not forgotten
 _ANSWERS = ("I1", "I3", "I4", "D1", "D2")
+_CALLS = (*ALWAYS, "C1")
 
 _FAULTS = {
     "CRASHES": ("crash", "crashes"),
@@ -51,6 +53,7 @@ _FAULTS = {
     "OUTAGES": ("outage", "outages"),
     "TROUBLES": ("trouble", "troubles"),
     "THROTTLES": ("throttling", "throttlings"),
+    "UNSENT": ("unsent event", "unsent events"),
 }
 
 
@@ -506,6 +509,88 @@ _BROKEN = [
         checks=("I3",),
         breaks="I3",
     ),
+    Row(
+        "draw-per-batch",
+        "calls",
+        "one draw for all claim calls of a batch, and a later wave has other content",
+        ("ONE_DRAW", "OTHER"),
+        faults=_faults(refusals=1, delays=1),
+        checks=("I1",),
+        breaks="I1",
+    ),
+    Row(
+        "draw-per-batch-retry",
+        "calls",
+        "one draw for all claim calls of a batch, and a key is claimed again",
+        ("ONE_DRAW",),
+        faults=_faults(early=1, refusals=1, delays=1),
+        checks=("I6",),
+        breaks="I6",
+    ),
+    Row(
+        "draw-mixed",
+        "calls",
+        "unanswered keys are claimed again together with others, under the old draw",
+        ("MIX", "OTHER"),
+        copies=3,
+        faults=_faults(delays=1, unheard=1),
+        checks=("I1",),
+        breaks="I1",
+    ),
+    Row(
+        "resend-anew-busy",
+        "calls",
+        "unanswered keys are claimed again under a fresh draw",
+        ("FRESH_RESEND",),
+        faults=_faults(unheard=1),
+        checks=("C1",),
+        breaks="C1",
+    ),
+    Row(
+        "release-by-token",
+        "calls",
+        "a release ends every hold with its token",
+        ("RELEASE_ALL",),
+        faults=_faults(early=1, refusals=1),
+        checks=("I6",),
+        breaks="I6",
+    ),
+    Row(
+        "release-by-token-twice",
+        "calls",
+        "a release ends every hold with its token",
+        ("RELEASE_ALL",),
+        faults=_faults(early=1, refusals=1),
+        checks=("I3",),
+        breaks="I3",
+    ),
+    Row(
+        "extend-by-token",
+        "calls",
+        "an extension prolongs every hold with its token, and succeeds if there is one",
+        ("EXTEND_ALL",),
+        faults=_faults(stalls=1, early=1),
+        checks=("I6",),
+        breaks="I6",
+    ),
+    Row(
+        "generation-assumed",
+        "calls",
+        "a first attempt is committed under the generation that was asked for",
+        ("ASSUME_GENERATION",),
+        faults=_faults(early=1, unsent=1),
+        checks=("I3",),
+        breaks="I3",
+    ),
+    Row(
+        "lease-from-resend",
+        "calls",
+        "the lease is counted from the last request, not from the first",
+        ("LEASE_FROM_RESEND",),
+        faults=_faults(stalls=1, early=1, unheard=1),
+        checks=("I6",),
+        breaks="I6",
+    ),
 ]
 
 
@@ -730,6 +815,61 @@ _SMALL = [
         ("ORDERED", "POISON"),
         faults=_faults(crashes=1, unclear=1, troubles=1, throttles=1),
         checks=("L",),
+    ),
+    Row(
+        "calls",
+        "calls",
+        "**ours**, one draw per claim call",
+        faults=_faults(refusals=1, delays=1, unheard=1, unsent=1),
+        checks=_CALLS,
+    ),
+    Row(
+        "calls-stalls",
+        "calls",
+        "**ours**, one draw per claim call",
+        faults=_faults(stalls=1, early=1, unclear=1, unheard=1),
+        checks=_CALLS,
+    ),
+    Row(
+        "calls-waves",
+        "calls",
+        "**ours**, one draw per claim call, two waves",
+        ("OTHER",),
+        faults=_faults(crashes=1, refusals=1, delays=1, unheard=1),
+        checks=_CALLS,
+    ),
+    Row(
+        "calls-three",
+        "calls",
+        "**ours**, one draw per claim call, two keys and two waves",
+        ("OTHER",),
+        copies=3,
+        faults=_faults(delays=1, unheard=1),
+        checks=_CALLS,
+    ),
+    Row(
+        "calls-live",
+        "calls",
+        "**ours**, one draw per claim call, two waves",
+        ("OTHER",),
+        faults=_faults(refusals=1, delays=1, unheard=1),
+        checks=("L",),
+    ),
+    Row(
+        "calls-mixed",
+        "calls",
+        "unanswered keys are claimed again together with keys that are new to the draw",
+        ("MIX_NEW", "OTHER"),
+        copies=3,
+        faults=_faults(delays=1, unheard=1),
+        checks=_CALLS,
+    ),
+    Row(
+        "calls-resend-anew",
+        "calls",
+        "unanswered keys are claimed again under a fresh draw",
+        ("FRESH_RESEND",),
+        faults=_faults(early=1, delays=1, unheard=1),
     ),
 ]
 
