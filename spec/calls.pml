@@ -473,14 +473,16 @@ working:
         :: phase[my(c)] == HELD ->
             if
             :: d_step { deliver(c, has_excuse[my(c)]); phase[my(c)] = ACCEPTED }
-            :: unclear > 0 ->
-                d_step {
-                    unclear--; printf("worker %d does not hear the sink\n", _pid);
-                    deliver(c, true)
-                };
-                fail(RELEASE)
-            :: refusals > 0 ->
-                d_step { refusals--; printf("the sink refuses event %d\n", c) };
+            :: unclear > 0 || refusals > 0 ->
+                if
+                :: unclear > 0 ->
+                    d_step {
+                        unclear--; printf("worker %d does not hear the sink\n", _pid);
+                        deliver(c, true)
+                    }
+                :: refusals > 0 ->
+                    d_step { refusals--; printf("the sink refuses event %d\n", c) }
+                fi;
                 fail(RELEASE)
             :: unsent > 0 ->
                 d_step { unsent--; printf("worker %d does not send event %d\n", _pid, c) };
