@@ -514,7 +514,7 @@ _BROKEN = [
         "calls",
         "one draw for all claim calls of a batch, and a later wave has other content",
         ("ONE_DRAW", "OTHER"),
-        faults=_faults(refusals=1, delays=1),
+        faults=_faults(delays=1),
         checks=("I1",),
         breaks="I1",
     ),
