@@ -193,6 +193,27 @@ inline accept() {
     printf("worker %d takes copy %d, of event %d\n", _pid, c, c)
 }
 
+#if defined(MIX) || defined(MIX_NEW)
+#ifdef MIX
+#define may_join(e) true
+#else
+#define may_join(e) is_own(e, key[my(e)])
+#endif
+byte other;
+
+/* The draw is that of a call of this worker that was not answered. */
+inline join_call(e) {
+    for (other : 0 .. EVENTS - 1) {
+        if
+        :: may_join(e) && phase[my(other)] == UNSURE ->
+            token[my(e)] = token[my(other)]; fence[my(e)] = fence[my(other)]
+        :: else
+        fi
+    }
+    other = 0
+}
+#endif
+
 inline start_call() {
     draw();
 #ifdef ONE_DRAW
@@ -220,23 +241,6 @@ inline start_call() {
         fi
     }
     at = 0; slot = 0; quiet()
-}
-
-/* The draw is that of a call of this worker that was not answered. */
-#ifdef MIX
-#define may_join(e) true
-#else
-#define may_join(e) is_own(e, key[my(e)])
-#endif
-inline join_call(e) {
-    for (tokens : 0 .. EVENTS - 1) {
-        if
-        :: may_join(e) && phase[my(tokens)] == UNSURE ->
-            token[my(e)] = token[my(tokens)]; fence[my(e)] = fence[my(tokens)]
-        :: else
-        fi
-    }
-    tokens = 0
 }
 
 inline ask() {
@@ -497,7 +501,10 @@ working:
         :: phase[my(c)] == ACCEPTED ->
             if
             :: may_send -> /* there is no answer in time */
-                d_step { send(COMMIT); printf("the commit of key %d by worker %d is late\n", key[my(c)], _pid) }
+                d_step {
+                    send(COMMIT);
+                    printf("the commit of key %d by worker %d is late\n", key[my(c)], _pid)
+                }
             :: may_send -> /* something on the way repeats it */
                 d_step {
                     send(COMMIT); printf("the commit of key %d by worker %d comes twice\n", key[my(c)], _pid);
