@@ -190,7 +190,9 @@ class Gateway(Steps):
             ):
                 await self._run(batch)
         finally:
-            outcomes = self._settle_unfinished(batch)
+            outcomes: list[Any] = batch.outcomes
+            if None in outcomes:
+                outcomes = self._settle_unfinished(batch)
             batch.entries.clear()  # fewer reference cycles for the garbage collector
             batch.leases.clear()
             if self._idle is not None and not self.books.in_flight:

@@ -292,7 +292,7 @@ class Sender:
         then it is sent twice. The first send of a batch gets the time there is: a later batch
         would not have more.
         """
-        if batch.ends is None or not batch.sent:
+        if not batch.sent:
             return 0.0
         return min(1.25 * self._slowest_s, self._timeout_s)
 
@@ -302,10 +302,12 @@ class Sender:
 
         There has to be time, and the claims have to outlast the send.
         """
-        send_time = self._send_time(batch)
-        if send_time <= self._least_send_time(batch):
-            rows, parcel.rows = parcel.rows, ()
-            return rows, "no time left to send"
+        send_time = self._timeout_s
+        if batch.ends is not None:
+            send_time = self._send_time(batch)
+            if send_time <= self._least_send_time(batch):
+                rows, parcel.rows = parcel.rows, ()
+                return rows, "no time left to send"
         needed = batch.now() + send_time + self._margin_s
         parcel.leases = leases = batch.own_leases(parcel.rows)
         short = [lease for lease in leases if lease.lost or lease.ends < needed]
@@ -326,7 +328,7 @@ class Sender:
     def _call(self, sends: Sends, parcel: Parcel) -> None:
         """Call the sink; from now on the leases are extended for this attempt only."""
         batch, rows = sends.batch, parcel.rows
-        timeout_s = self._send_time(batch)
+        timeout_s = self._timeout_s if batch.ends is None else self._send_time(batch)
         parcel.began = now = batch.now()
         parcel.ends = ends = now + timeout_s
         leases = parcel.leases

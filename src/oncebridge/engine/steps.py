@@ -29,7 +29,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from math import inf
-from typing import Final, cast
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -239,7 +239,10 @@ class Steps:
             rows = [row for row in rows if row not in left_out]
         if not unsendable:
             for wave in waves(batch, rows):
-                await self._process_when_due(batch, wave)
+                if batch.turns or self._paused or self.sink_breaker.is_open:
+                    await self._process_when_due(batch, wave)
+                elif wave:
+                    await self._process_wave(batch, wave)
             return
         # At the same time: the dead letters may be slow, and they need no sink.
         done = await asyncio.gather(
@@ -261,10 +264,7 @@ class Steps:
     async def _process_when_due(self, batch: Batch, wave: Sequence[int]) -> None:
         """Process a wave; if order is kept, events of an entity wait for earlier ones."""
         if not batch.turns:
-            if self._paused or self.sink_breaker.is_open:
-                await self._process_if_sink_up(batch, wave)
-            elif wave:
-                await self._process_wave(batch, wave)
+            await self._process_if_sink_up(batch, wave)
             return
         turns, entries = batch.turns, batch.entries
         behind = [
@@ -358,7 +358,7 @@ class Steps:
         """
         found = _Claimed([], [], {}, [])
         while rows:
-            if self._claims.backlog:
+            if self._claims.backlog.pending:
                 rows = self._settle_unrecorded_duplicates(batch, rows, found.ready)
                 if not rows:
                     break
@@ -663,22 +663,25 @@ class Steps:
             return
         sends = self._sender.open(batch, rows)
         applying: list[asyncio.Task[None]] = []
+        is_last = False
         try:
-            while sends.has_pending:
+            while not is_last:
                 if sends.waiting and (unsent := await self._sender.start(sends)):
                     rows_left, why = unsent
                     is_down = why is SINK_DOWN
                     wait_ms = int(self.unavailable_s() * 1000) + 1 if is_down else 0
                     await self._hand_back_rows(batch, rows_left, why, wait_ms)
+                    is_last = not sends.has_pending
                     continue
                 if not (parcels := await sends.next()):
                     continue
                 answers = self._answers.sort(batch, parcels)
-                if sends.has_pending:
+                is_last = not sends.has_pending
+                if is_last:
+                    await self._apply_answers(answers)
+                else:
                     # The other sends need not wait for these commits.
                     applying.append(asyncio.create_task(self._apply_answers(answers)))
-                else:
-                    await self._apply_answers(answers)
         except BaseException:
             self._answers.sort(batch, sends.take_answers())
             for task in applying:
@@ -694,8 +697,10 @@ class Steps:
                 # the event.
                 outcomes = batch.outcomes
                 owing = [row for row in rows if outcomes[row] is None and row in batch.forwarded]
-                self._defer_commits(batch, batch.commits(owing, Fate.DELIVERED), batch.now())
-        _raise_first(errors)
+                if owing:
+                    self._defer_commits(batch, batch.commits(owing, Fate.DELIVERED), batch.now())
+        if errors:
+            _raise_first(errors)
 
     def _joint_delivery(self, batch: Batch, row: int, delivery: Delivery) -> Joint:
         """Return the delivery together with the commits that are written in the same transaction."""
@@ -982,8 +987,6 @@ class Steps:
 
     def _settle_unfinished(self, batch: Batch) -> list[Outcome]:
         """Return events without a verdict to the source: after an error, or at a shutdown."""
-        if None not in batch.outcomes:
-            return cast("list[Outcome]", batch.outcomes)
         reason = (
             "this gateway is shutting down" if self._sender.is_draining else "an unexpected error"
         )
