@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oncebridge.errors import StoreError, StoreUnavailable
-from oncebridge.stores.api import NoAnswer, Store
+from oncebridge.stores.api import ClaimAnswers, NoAnswer, Store
 
 from .kinds import Running
 from .operations import Claiming, Committing, Operation
@@ -203,7 +203,7 @@ async def patiently(call: Callable[[], Awaitable[Any]]) -> None:
 
 def is_silent(answer: Any) -> bool:
     """Tell whether there was no answer, for a part of it at least."""
-    answers = answer if isinstance(answer, list) else [answer]
+    answers = answer if isinstance(answer, list | ClaimAnswers) else [answer]
     return any(isinstance(one, NoAnswer) for one in answers)
 
 
