@@ -244,14 +244,13 @@ class Wants(Columns[Want], frozen=True, gc=False):
             return cls([])
         parts = [part for want in wants for part in want.parts]
         names = ("token", "generation", "lease_ms", "keep_ms", "memo")
-        shared: Any = [folded([getattr(want, name) for want in wants]) for name in names]
-        return cls(
-            [part.key for part in parts],
-            *shared,
+        columns: list[Any] = [folded([getattr(want, name) for want in wants]) for name in names]
+        columns += [
             folded([part.hash for part in parts]),
             folded([part.slide_ms for part in parts]),
-            [len(want.parts) for want in wants] if len(parts) > len(wants) else None,
-        )
+        ]
+        sizes = [len(want.parts) for want in wants] if len(parts) > len(wants) else None
+        return cls([part.key for part in parts], *columns, sizes=sizes)
 
     @classmethod
     def joined(cls, batches: Sequence[Self]) -> Self:
