@@ -250,7 +250,7 @@ class Wants(Columns[Want], frozen=True, gc=False):
             folded([part.slide_ms for part in parts]),
         ]
         sizes = [len(want.parts) for want in wants] if len(parts) > len(wants) else None
-        return cls([part.key for part in parts], *columns, sizes=sizes)
+        return cls(*[[part.key for part in parts], *columns, sizes])
 
     @classmethod
     def joined(cls, batches: Sequence[Self]) -> Self:
