@@ -23,7 +23,7 @@ from oncebridge.sources import file as module
 from oncebridge.sources.api import Host
 from oncebridge.sources.checkpoint import CheckpointTaken
 from oncebridge.sources.file import FileSource, FileSourceOptions
-from oncebridge.sources.intake import Intake
+from oncebridge.sources.pump import PumpInbox
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
 
@@ -44,7 +44,7 @@ class Reader:
         )
         router = Router([RouteEntry(self.gateway)])
         self.source = FileSource(path and Path(path), FileSourceOptions(**options))
-        self.host = Host(router, Intake(router), store, batch, system_clock, SystemDice())
+        self.host = Host(router, PumpInbox(router), store, batch, system_clock, SystemDice())
 
     async def run(self):
         """Read to the end, or to the stop."""

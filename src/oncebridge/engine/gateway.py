@@ -64,6 +64,7 @@ from oncebridge.engine.hooks import (
     start_trace,
 )
 from oncebridge.engine.leases import Lease, Leases
+from oncebridge.engine.opening import Opening, share_of
 from oncebridge.engine.ordering import EntityQueues, waves
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.sends import EntryAnswer, Sends, SendSlots
@@ -76,7 +77,6 @@ from oncebridge.errors import (
     DeadLetterError,
     DeadLetterRefused,
     StoreError,
-    StoreUnavailable,
 )
 from oncebridge.events.event import Event, Unreadable, read
 from oncebridge.events.rules import Plan, Rule, RuleSet
@@ -195,7 +195,7 @@ class Gateway:
         self._paused = False
         self.records_lost_ms = 0
         """When the store lost its records, by its clock (see `Epoch`); 0 if it did not."""
-        self._opened = False
+        self._opening = Opening(self._open_all, self.store_breaker, self.books)
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -300,14 +300,19 @@ class Gateway:
                 self._idle.set()
         return outcomes
 
-    async def open(self) -> None:
-        """Open and check the store, the sink and the dead letters."""
-        if not self._opened:
-            await self._sink.open()
-            if self._dead is not None:
-                await self._dead.open()
-            await self._store.open()
-            self._opened = True
+    async def open(self, within_s: float | None = None) -> None:
+        """Open and check the store, the sink and the dead letters, or raise."""
+        await self._opening.finish(within_s)
+
+    async def try_open(self, within_s: float | None = None) -> str:
+        """Open, if that is due; return why the store is unavailable, or nothing if it is open."""
+        return await self._opening.attempt(within_s)
+
+    async def _open_all(self) -> None:
+        await self._sink.open()
+        if self._dead is not None:
+            await self._dead.open()
+        await self._store.open()
 
     async def _ensure_open(self, batch: Batch) -> bool:
         """
@@ -315,26 +320,16 @@ class Gateway:
 
         A store that is unavailable at the start is an outage like any other.
         """
-        if self._opened:
+        if self._opening.is_done:
             return True
-        reason = "it is down"
-        if self.store_breaker.admits(now_s()):
-            try:
-                await self.open()
-            except StoreUnavailable as error:
-                reason = str(error)
-                self.books.store_errors += 1
-                self.store_breaker.failed(now_s(), at_once=True)
-            except BaseException:
-                self.store_breaker.abandoned()
-                raise
-            else:
-                self.store_breaker.succeeded()
-                return True
-        if not self._fails_open:
+        left_s = None if batch.ends is None else batch.ends - now_s()
+        if left_s is not None and self._fails_open:
+            left_s = share_of(left_s)
+        reason = await self.try_open(left_s)
+        if reason and not self._fails_open:
             for entry in batch.entries:
                 self._handle_store_outage(entry, reason, [])
-        return self._fails_open
+        return self._fails_open or not reason
 
     def pause(self) -> None:
         """Return every arrival to the source until `resume`; events in progress are finished."""
@@ -360,6 +355,10 @@ class Gateway:
         """Return what was down when it was last tried."""
         found = {"the sink": self.sink_breaker, "the store": self.store_breaker}
         return [what for what, breaker in found.items() if breaker.is_open]
+
+    def is_down(self) -> bool:
+        """Return True if events cannot be delivered, also when it is time to try that again."""
+        return self.sink_breaker.is_open or (not self._fails_open and self.store_breaker.is_open)
 
     def not_ready(self) -> list[str]:
         """
