@@ -87,8 +87,7 @@ class Caller(Stream):
         self.stopped.set()
 
     def put(self, *raws):
-        for raw in raws:
-            self.host.inbox.put(raw, self.answers.append)
+        self.host.inbox.put(raws, lambda at, answer: self.answers.append(answer))
 
 
 class Store(FaultyStore):

@@ -46,7 +46,6 @@ _H = TypeVar("_H")
 _log = logging.getLogger("oncebridge")
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 30.0
-_LOOK_AGAIN_S = 1.0
 _LAST_LOOK_S: Final = 0.5
 """Near the end of the time, busy events are not waited for: the gateway polls."""
 _MOST_UNEXPECTED_ERRORS, _RETRY_LATER_MS = 8, 300_000
@@ -332,7 +331,7 @@ class Pump(Generic[_H]):
         while not self._is_stopped and self._error is None:
             unavailable_s = self._router.unavailable_s()
             if unavailable_s or not may_take():
-                look_s = min(max(unavailable_s, 0.1), _LOOK_AGAIN_S)
+                look_s = _look_again_s(unavailable_s)
             elif self._has_room():
                 return True
             else:
@@ -376,7 +375,7 @@ class Pump(Generic[_H]):
             self._timer = None
         due = [self._waiting[0][0]] if self._waiting else []
         if self._ready and unavailable_s:
-            due.append(now + min(unavailable_s, _LOOK_AGAIN_S))
+            due.append(now + _look_again_s(unavailable_s))
         if due and len(self._tasks) < self._at_once:
             self._timer = asyncio.get_running_loop().call_at(min(due), self._dispatch)
 
@@ -416,9 +415,23 @@ class Pump(Generic[_H]):
         self._changed.set()
 
     async def _process(self, records: list[SourceRecord[_H]]) -> None:
-        """Parse what is not parsed yet, process a batch, and see to it that each record is answered."""
-        if self._ends < inf and self._now() >= self._ends:
+        """Process a batch, and see to it that each record is answered."""
+        try:
+            await self._bring(records)
+        except Exception as error:  # noqa: BLE001 - an unexpected error is an answer
+            # Its type only: the text of an exception may quote the event.
+            _log.error("oncebridge.batch_failed", extra={"error": type(error).__name__})
+        finally:
             for record in records:
+                if record.is_running:
+                    self._on_answer(record, UNEXPECTED_ERROR)
+
+    async def _bring(self, records: list[SourceRecord[_H]]) -> None:
+        """Parse what is not parsed yet, and pass a batch to the router."""
+        within, patience = self._times()
+        if within is not None and not within:
+            for record in records:
+                record.is_running = False
                 self._finish(record, self._left_over)
             return
         events: list[Event | Unreadable] = []
@@ -431,29 +444,20 @@ class Pump(Generic[_H]):
             else:
                 owner(answer)
 
-        try:
-            in_place = self._retry is Retry.EVERYTHING
-            for record in records:
-                if not record.events:
-                    self._parse(record)
-                in_place = in_place or record.lane is not None
-                events += record.events
-                if len(record.events) == 1:
-                    owners.append(record)
-                else:
-                    collector = Collector(len(record.events), partial(self._on_answers, record))
-                    owners += [partial(collector.take, at) for at in range(len(record.events))]
-            within, patience = self._times()
-            await self._router.process_each(
-                events, answered, within=within, patience=patience, in_place=in_place
-            )
-        except Exception as error:  # noqa: BLE001 - an unexpected error is an answer
-            # Its type only: the text of an exception may quote the event.
-            _log.error("oncebridge.batch_failed", extra={"error": type(error).__name__})
-        finally:
-            for record in records:
-                if record.is_running:
-                    self._on_answer(record, UNEXPECTED_ERROR)
+        in_place = self._retry is Retry.EVERYTHING
+        for record in records:
+            if not record.events:
+                self._parse(record)
+            in_place = in_place or record.lane is not None
+            events += record.events
+            if len(record.events) == 1:
+                owners.append(record)
+            else:
+                collector = Collector(len(record.events), partial(self._on_answers, record))
+                owners += [partial(collector.take, at) for at in range(len(record.events))]
+        await self._router.process_each(
+            events, answered, within=within, patience=patience, in_place=in_place
+        )
 
     def _times(self) -> tuple[timedelta | None, timedelta]:
         """Return the time that is left, if it is limited, and how long to wait for busy keys."""
@@ -655,6 +659,10 @@ class PumpInbox:
 def _answer_sender(handle: tuple[OnAnswer, int], answer: RouterAnswer) -> None:
     answered, at = handle
     answered(at, answer)
+
+
+def _look_again_s(unavailable_s: float) -> float:
+    return min(max(unavailable_s, 0.1), 1.0)
 
 
 def _with_origin(event: Event | Unreadable, origin: str) -> Event | Unreadable:
