@@ -46,6 +46,8 @@ _H = TypeVar("_H")
 _log = logging.getLogger("oncebridge")
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 30.0
+_EARLY_S: Final = 0.001
+"""A timer may fire a little early."""
 _LAST_LOOK_S: Final = 0.5
 """Near the end of the time, busy events are not waited for: the gateway polls."""
 _MOST_UNEXPECTED_ERRORS, _RETRY_LATER_MS = 8, 300_000
@@ -360,7 +362,7 @@ class Pump(Generic[_H]):
         self._soon = None
         if self._is_stopped:
             return
-        now, unavailable_s = self._now(), 0.0
+        now, unavailable_s = self._now() + _EARLY_S, 0.0
         if self._retry is not Retry.NOTHING:
             unavailable_s = self._router.unavailable_s()
         while len(self._tasks) < self._at_once and (
