@@ -576,7 +576,6 @@ async def test_standard_input_needs_no_place_and_no_memory(monkeypatch):
         os.close(outer)
         await reader.run()
         assert sorted(reader.numbers) == list(range(50))
-        assert reader.source._lines == {}
         assert reader.source.progress() is None
         assert faulty.calls["extend"] == 0
 

@@ -127,6 +127,7 @@ class SqsSource:
     async def run(self) -> None:
         assert self._pump is not None  # noqa: S101 - open before
         keeping = asyncio.create_task(self._received.keep())
+        self._pump.put(self._first)
         try:
             await self._pump.run(
                 self._take,
@@ -202,9 +203,6 @@ class SqsSource:
 
     async def _take(self) -> list[SourceRecord[int]]:
         """Receive once; after an error, until that works."""
-        if self._first:
-            first, self._first = self._first, []
-            return first
         failures = 0
         while not failures or self._may_receive():
             try:
