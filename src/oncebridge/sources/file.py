@@ -63,7 +63,7 @@ class FileSource:
         self._options = options or FileSourceOptions()
         self._file: BinaryIO | None = None
         self._records: RecordReader | None = None
-        self._pump: Pump[_Place] | None = None
+        self._pump: Pump[_Place | None] | None = None
         self._checkpoint: Checkpoint | None = None
         self._host: Host | None = None
         self._reader = _ReaderThread()
@@ -133,16 +133,17 @@ class FileSource:
 
     # --- reading -----------------------------------------------------------------------
 
-    async def _take(self) -> list[SourceRecord[_Place]] | None:
+    async def _take(self) -> list[SourceRecord[_Place | None]] | None:
         assert self._host is not None  # noqa: S101
         assert self._records is not None  # noqa: S101
         records = await self._reader.run(
             partial(self._records.read, self._host.batch, _BATCH_BYTES)
         )
-        return [_record_of(record) for record in records] or None
+        # The position is recorded for whole batches: each save releases the claim for a moment.
+        return [_record_of(record, is_last=record is records[-1]) for record in records] or None
 
-    def _on_answer(self, place: _Place, answer: RouterAnswer) -> None:
-        if answer.acknowledge:
+    def _on_answer(self, place: _Place | None, answer: RouterAnswer) -> None:
+        if answer.acknowledge and place is not None:
             self._place = place
 
     # --- resuming -----------------------------------------------------------------------
@@ -243,12 +244,12 @@ class FileSource:
         return _digest(os.pread(fd, offset - first, first))
 
 
-def _record_of(record: RawRecord) -> SourceRecord[_Place]:
+def _record_of(record: RawRecord, *, is_last: bool) -> SourceRecord[_Place | None]:
     raw: bytes | Unreadable = record.raw
     if record.too_long:
         message = "too long to read; only its beginning is kept"
         raw = Unreadable(record.raw, "too-large", message)
-    place = (record.end, record.last_line)
+    place = (record.end, record.last_line) if is_last else None
     return SourceRecord(place, raw, origin=f"line {record.line}")
 
 
