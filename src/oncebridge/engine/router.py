@@ -19,6 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.base.clock import Clock, system_clock
+from oncebridge.base.formatting import raised_at
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters
 from oncebridge.engine.batch import Arrival
 from oncebridge.engine.counters import Books
@@ -347,8 +348,9 @@ async def _process_on_route(gateway: Gateway, batch: _Batch, options: _Options) 
 
 
 def _log_unexpected(error: Exception) -> None:
-    # Its type only: the text of an exception may quote the event.
-    _log.error("oncebridge.batch_failed", extra={"error": type(error).__name__})
+    # Its type and place only: the text of an exception may quote the event.
+    extra = {"error": type(error).__name__, "at": raised_at(error)}
+    _log.error("oncebridge.batch_failed", extra=extra)
 
 
 def _answer_combined(answer: OnAnswer, at: int, outcomes: Sequence[_RouteOutcome]) -> None:

@@ -37,6 +37,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.base.clock import wait_until_set
+from oncebridge.base.formatting import raised_at
 from oncebridge.engine.cpu_turns import SMALL, TURN_S
 from oncebridge.engine.router import UNEXPECTED_ERROR, Collector, OnAnswer, Router, RouterAnswer
 from oncebridge.engine.verdict import Verdict
@@ -228,7 +229,7 @@ class Pump(Generic[_H]):
                     while left and turns.used_s < TURN_S:
                         self._parse(left.popleft())
         except Exception as error:  # noqa: BLE001 - it is parsed again, and then it is an answer
-            _log.error("oncebridge.parsing_failed", extra={"error": type(error).__name__})
+            _log_unexpected("oncebridge.parsing_failed", error)
         self._enqueue(records)
 
     def _parse(self, record: SourceRecord[_H]) -> None:
@@ -421,8 +422,7 @@ class Pump(Generic[_H]):
         try:
             await self._bring(records)
         except Exception as error:  # noqa: BLE001 - an unexpected error is an answer
-            # Its type only: the text of an exception may quote the event.
-            _log.error("oncebridge.batch_failed", extra={"error": type(error).__name__})
+            _log_unexpected("oncebridge.batch_failed", error)
         finally:
             for record in records:
                 if record.is_running:
@@ -671,3 +671,8 @@ def _with_origin(event: Event | Unreadable, origin: str) -> Event | Unreadable:
     if isinstance(event, Unreadable):
         return replace(event, message=f"{origin}: {event.message}")
     return event
+
+
+def _log_unexpected(what: str, error: Exception) -> None:
+    # Its type and place only: the text of an exception may quote the event.
+    _log.error(what, extra={"error": type(error).__name__, "at": raised_at(error)})
