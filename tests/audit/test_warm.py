@@ -252,7 +252,7 @@ class Silent(MemoryStore):
     """A store that stops answering."""
 
     async def claim(self, wants):
-        return ClaimAnswers.of(wants, [NoAnswer("it is away")] * len(wants))
+        return ClaimAnswers(wants, [NoAnswer("it is away")] * len(wants), 0)
 
 
 async def test_a_store_that_is_away_ends_it_with_a_word(world, monkeypatch):

@@ -141,13 +141,9 @@ class Steps:
         self._lease_ms = ms(settings.lease)
         self._max_hold_s = settings.max_hold.total_seconds()
         self._commit_budget_s = settings.commit_budget.total_seconds()
-        self._is_shadow = settings.mode == "shadow"
-        self._fails_open = self._is_shadow or settings.on_store_outage == "deliver"
-        self._policy = Policy(
-            self._is_shadow,
-            None if dead is None else settings.max_attempts,
-            self._fails_open,
-        )
+        self._policy = Policy.of(settings, has_dead_letters=dead is not None)
+        self._is_shadow = self._policy.is_shadow
+        self._fails_open = self._policy.sends_without_store
         claims = TimedStore(store, route, self._trip_hooks) if trip_hooks else store
         self._leases = Leases(claims, self.books, lease_ms=self._lease_ms)
         self._claims = RetryingStore(claims, self.books, self._dice)

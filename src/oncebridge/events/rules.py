@@ -221,7 +221,7 @@ class Plan(Struct, frozen=True, gc=False):
         """How long records of unfinished events are kept: the longest window."""
         if len(self.spans) == 1:
             return self.spans[0].window_ms
-        return max(span.window_ms for span in self.spans)
+        return max([span.window_ms for span in self.spans])
 
     def in_conflict(self, key: bytes) -> "Plan":
         """
@@ -230,11 +230,12 @@ class Plan(Struct, frozen=True, gc=False):
         It is treated as an event of its own: a key made of the key and the content replaces
         the key, with the same window.
         """
-        made = {part.key: conflict_key(key, part.hash) for part in self.parts if part.key == key}
-        parts = tuple(
-            replace(part, key=made[part.key]) if part.key in made else part for part in self.parts
-        )
-        return replace(self, parts=parts, clashed=(*self.clashed, *made.values()))
+        parts, clashed = list(self.parts), self.clashed
+        for at, part in enumerate(parts):
+            if part.key == key:
+                parts[at] = replace(part, key=conflict_key(key, part.hash))
+                clashed = *clashed, parts[at].key
+        return replace(self, parts=tuple(parts), clashed=clashed)
 
 
 class Terms(Struct, frozen=True, eq=False):
