@@ -11,7 +11,7 @@ from oncebridge.engine.batch import Arrival
 from oncebridge.engine.blocking import BlockingGateway
 from oncebridge.engine.counters import Books
 from oncebridge.engine.gateway import Gateway
-from oncebridge.engine.hooks import Decision, Hook, RoundTrip, Trace, Tracer, TripHook
+from oncebridge.engine.hooks import Decision, Decisions, Hook, RoundTrip, Trace, Tracer, TripHook
 from oncebridge.engine.once import once
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import First, Outcome, Verdict
@@ -55,6 +55,7 @@ __all__ = [
     "DeadLetterError",
     "DeadLetters",
     "Decision",
+    "Decisions",
     "Delivery",
     "Event",
     "EventError",

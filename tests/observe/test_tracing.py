@@ -390,8 +390,9 @@ class Seen:
     def __init__(self):
         self.contexts = []
 
-    def arrived(self, route, event):
-        self.contexts.append(event.context)
+    def arrived(self, route, events):
+        self.contexts += [event.context for event in events]
+        return [None] * len(events)
 
 
 def reads(propagators):
@@ -666,7 +667,7 @@ async def test_a_gateway_from_a_file_takes_hooks_and_a_tracer(tmp_path):
     gateway = Gateway.from_config(
         file,
         sink=lambda event: None,
-        hooks=[decided.append],
+        hooks=[decided.extend],
         trip_hooks=[trips.append],
         tracer=seen,
     )

@@ -774,7 +774,7 @@ async def test_what_the_only_route_is_not_for_is_counted_too():
 async def test_hooks_are_told_of_every_decision():
     seen = []
     parts = Parts(Stream(events(3)))
-    service = Service(parts.service._setup, hooks=[seen.append], clock=now_ms)
+    service = Service(parts.service._setup, hooks=[seen.extend], clock=now_ms)
     await service.open()
     await service.run()
     assert await service.close(timedelta(seconds=5))

@@ -14,7 +14,7 @@ from typing import Any, Self
 from oncebridge.base.clock import Clock, Dice, SystemDice, system_clock
 from oncebridge.dead_letters.api import DeadLetters
 from oncebridge.engine.batch import Arrival, Batch, Settled, now_s
-from oncebridge.engine.hooks import Hook, Tracer, TripHook, start_trace
+from oncebridge.engine.hooks import Hook, Tracer, TripHook, start_traces
 from oncebridge.engine.opening import Opening, share_of
 from oncebridge.engine.ordering import EntityQueues
 from oncebridge.engine.settings import DEFAULT_ROUTE, Settings
@@ -179,8 +179,7 @@ class Gateway(Steps):
         try:
             batch.read(self.rules, self._settings)
             if self._tracer is not None:
-                tracer, route = self._tracer, self.route
-                batch.traces = [start_trace(tracer, route, event) for event in batch.events]
+                batch.traces = start_traces(self._tracer, self.route, batch.events)
             if self._entity_queues is not None:
                 batch.turns = self._entity_queues.enqueue(
                     [entry.entity for entry in batch.entries.values() if entry.entity]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from oncebridge.engine.batch import Batch
 from oncebridge.engine.counters import Books
-from oncebridge.engine.hooks import Decision, Hook, call_hooks, ended
+from oncebridge.engine.hooks import Decisions, Hook, call_hooks, ended
 from oncebridge.engine.leases import Leases
 from oncebridge.engine.verdict import HANDED_BACK, First, Outcome, Verdict
 
@@ -38,6 +38,7 @@ class Outcomes:
         terms, keys, hashes = batch.terms, batch.keys, batch.hashes
         is_final = verdict not in HANDED_BACK
         rows = [row for row in rows if outcomes[row] is None]
+        settled: list[Outcome] = []
         for row in rows:
             is_forwarded = row in forwarded
             its = terms[row]
@@ -49,7 +50,7 @@ class Outcomes:
                 entry = entries[row]
                 rule, key, is_unprotected = entry.plan.rule, entry.key, entry.unprotected
                 duplicate_of, sent_as = entry.duplicate_of, entry.sent_as
-            outcomes[row] = Outcome(
+            outcome = outcomes[row] = Outcome(
                 verdict,
                 is_final or is_forwarded,
                 rule.name,
@@ -62,11 +63,12 @@ class Outcomes:
                 blamed,
                 sent_as,
             )
+            settled.append(outcome)
         if rows:
             self._end_leases(batch, rows)
             self._books.settle(verdict, len(rows))
             if batch.turns or batch.settled is not None or batch.traces or self._hooks:
-                self._report(batch, rows)
+                self._report(batch, rows, settled)
 
     def _end_leases(self, batch: Batch, rows: Sequence[int]) -> None:
         leases, entries = batch.leases, batch.entries
@@ -81,9 +83,8 @@ class Outcomes:
             elif lease is not None:
                 self._leases.discard_keys(lease, (batch.keys[row],))
 
-    def _report(self, batch: Batch, rows: Sequence[int]) -> None:
+    def _report(self, batch: Batch, rows: Sequence[int], outcomes: Sequence[Outcome]) -> None:
         """Report outcomes to the entity queues, the caller, the tracer and the hooks."""
-        outcomes = [outcome for row in rows if (outcome := batch.outcomes[row]) is not None]
         if batch.turns:
             for row, outcome in zip(rows, outcomes, strict=True):
                 entry = batch.entries.get(row)
@@ -97,16 +98,15 @@ class Outcomes:
                 if (trace := batch.traces[row]) is not None:
                     ended(trace, outcome)
         if self._hooks:
-            took_s, entries = batch.now() - batch.began, batch.entries
-            decisions = [
-                Decision(
-                    self._route,
-                    batch.events[row],
-                    outcome,
-                    batch.arrived_ms,
-                    took_s,
-                    entries[row].attempt if row in entries else 1,
-                )
-                for row, outcome in zip(rows, outcomes, strict=True)
-            ]
-            call_hooks(self._hooks, *decisions)
+            events, entries = batch.events, batch.entries
+            decisions = Decisions(
+                self._route,
+                [events[row] for row in rows],
+                outcomes,
+                batch.arrived_ms,
+                batch.now() - batch.began,
+                [entries[row].attempt if row in entries else 1 for row in rows]
+                if entries
+                else [1] * len(rows),
+            )
+            call_hooks(self._hooks, decisions)

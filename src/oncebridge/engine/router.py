@@ -25,7 +25,7 @@ from oncebridge.engine.batch import Arrival
 from oncebridge.engine.counters import Books
 from oncebridge.engine.cpu_turns import CpuTurns
 from oncebridge.engine.gateway import Gateway
-from oncebridge.engine.hooks import Decision, Hook, call_hooks
+from oncebridge.engine.hooks import Decisions, Hook, call_hooks
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import Outcome, Verdict
 from oncebridge.errors import DeadLetterError, OncebridgeError
@@ -255,22 +255,33 @@ class Router:
         began_s = now_s()
         self.unrouted.arrive(len(unrouted))
 
-        def settle(at: int, event: Event, outcome: Outcome) -> None:
-            self.unrouted.settle(outcome.verdict, 1)
-            wait, reason = outcome.retry_after_ms, outcome.reason
-            answer(at, RouterAnswer(outcome.acknowledge, outcome.verdict, wait, reason))
+        def settle(arrivals: Sequence[tuple[int, Event]], outcomes: Sequence[Outcome]) -> None:
+            if not arrivals:
+                return
+            self.unrouted.settle(outcomes[0].verdict, len(arrivals))
+            for (at, _), outcome in zip(arrivals, outcomes, strict=True):
+                wait, reason = outcome.retry_after_ms, outcome.reason
+                answer(at, RouterAnswer(outcome.acknowledge, outcome.verdict, wait, reason))
             if self._hooks:
+                events, attempts = [event for _, event in arrivals], [1] * len(arrivals)
                 took_s = now_s() - began_s
-                call_hooks(self._hooks, Decision(UNROUTED, event, outcome, arrived_ms, took_s))
+                call_hooks(
+                    self._hooks,
+                    Decisions(UNROUTED, events, outcomes, arrived_ms, took_s, attempts),
+                )
 
         kept: list[tuple[int, Event]] = []
+        discarded: list[tuple[int, Event]] = []
+        outcomes: list[Outcome] = []
         for at, event in unrouted:
             plan = self._rules.discard_plan(event) if self._rules is not None else None
             if plan is None and not self._discard:
                 kept.append((at, event))
                 continue
             rule = plan.rule.name if plan is not None else ""
-            settle(at, event, Outcome(Verdict.DISCARDED, acknowledge=True, rule=rule))
+            discarded.append((at, event))
+            outcomes.append(Outcome(Verdict.DISCARDED, acknowledge=True, rule=rule))
+        settle(discarded, outcomes)
         buried = Outcome(Verdict.FAILED, acknowledge=False, reason=UNEXPECTED_ERROR.reason)
         try:
             if kept:
@@ -280,8 +291,7 @@ class Router:
         except OncebridgeError as error:
             buried = replace(buried, retry_after_ms=5000, reason=f"dead letters: {error}")
         finally:
-            for at, event in kept:
-                settle(at, event, buried)
+            settle(kept, [buried] * len(kept))
 
     async def _send_to_dead_letters(self, events: Sequence[Event]) -> None:
         if self._dead is None:

@@ -25,7 +25,7 @@ from oncebridge.base.formatting import format_instant
 from oncebridge.engine import pauses
 from oncebridge.engine.counters import Books
 from oncebridge.engine.gateway import Gateway
-from oncebridge.engine.hooks import Decision, Hook, Tracer, TripHook
+from oncebridge.engine.hooks import Decisions, Hook, Tracer, TripHook
 from oncebridge.engine.router import UNROUTED, RouteEntry, Router
 from oncebridge.errors import ConfigError, OncebridgeError, StoreUnavailable
 from oncebridge.observe.report import RouteState, State
@@ -136,7 +136,7 @@ class Service:
             dice=dice,
         )
         self._epoch = Epoch(self.store, clock=clock, dice=dice)
-        debug = [_log_decision] if _log.isEnabledFor(logging.DEBUG) else []
+        debug = [_log_decisions] if _log.isEnabledFor(logging.DEBUG) else []
         self.router = make_router(
             setup,
             hooks=[self.monitor.decided, *hooks, *debug],
@@ -489,15 +489,15 @@ class Service:
         return {name: n - before[name] for name, n in now.items() if n != before[name]}
 
 
-def _log_decision(decision: Decision) -> None:
-    outcome = decision.outcome
-    _log.debug(
-        "oncebridge.decision",
-        extra={
-            "route": decision.route,
-            "verdict": outcome.verdict.value,
-            "rule": outcome.rule,
-            "key": outcome.key.hex(),
-            "reason": outcome.reason,
-        },
-    )
+def _log_decisions(decisions: Decisions) -> None:
+    for outcome in decisions.outcomes:
+        _log.debug(
+            "oncebridge.decision",
+            extra={
+                "route": decisions.route,
+                "verdict": outcome.verdict.value,
+                "rule": outcome.rule,
+                "key": outcome.key.hex(),
+                "reason": outcome.reason,
+            },
+        )
