@@ -22,7 +22,21 @@ from typing import Any
 import uvloop
 from bulk import Bulk, PostgresBulk, RedisBulk, SQLiteBulk
 from passing import WINDOW_MS, Hand, pass_keys
-from table import BATCH, Effort, Line, Measure, Measured, Results, Topic, build, met, spread, times
+from table import (
+    BATCH,
+    COST,
+    Effort,
+    Line,
+    Measure,
+    Measured,
+    Results,
+    Topic,
+    at_most,
+    build,
+    met,
+    spread,
+    times,
+)
 from traffic import RULE, NullSink, make_events
 
 from oncebridge import Gateway, Settings, Store
@@ -33,6 +47,8 @@ SIZES = (10**4, 10**5, 10**6, 10**7)
 SLICES, SLICE = 5, 1_000
 QUICK = 10**5
 AIM_BYTES, FLAT = 150, 1.3
+AIM_SQLITE = 1.4
+"""At most so many times the cost at 10⁴ keys, at 10⁶."""
 TITLES = {
     "sizes-memory": "memory",
     "sizes-sqlite": "SQLite",
@@ -190,6 +206,21 @@ def flat_line(results: Results, work: str, part: str) -> Line:
     reached = met(statistics.median(grew) <= FLAT)
     ours = f"{' '.join(told)} µs at 10⁴ … {power(runs[0]['keys'])} keys"
     return Line(work, ours, ratio=times(grew), aim=f"flat (≤ {FLAT}x)", met=reached)
+
+
+def sqlite_growth(results: Results) -> list[float]:
+    """Return the cost of a key at 10⁶ keys compared with that at 10⁴, run by run."""
+    return [each[10**6] / each[10**4] for each in costs(results["sizes-sqlite"], "store")]
+
+
+def sqlite_line(results: Results, work: str) -> Line:
+    runs = results["sizes-sqlite"]
+    ours = " ".join(cell.removesuffix(" µs") for cell in cells(runs, "store")[:3])
+    if runs[0]["keys"] < 10**6:
+        return Line(work, f"{ours} µs at 10⁴ … {power(runs[0]['keys'])} keys")
+    grew = sqlite_growth(results)
+    told = times(grew, COST), *at_most(grew, AIM_SQLITE, COST)
+    return Line(work, f"{ours} µs at 10⁴ … 10⁶ keys", "", "", *told)
 
 
 def power(keys: int) -> str:
