@@ -44,7 +44,9 @@ from oncebridge.stores.api import Fate, Memories, Memory
 from oncebridge.stores.memory import MemoryStore
 
 SIZES = (10**4, 10**5, 10**6, 10**7)
-SLICES, SLICE = 5, 1_000
+SLICE = 1_000
+SLICES, MOST_SLICES = 5, 40
+"""The more keys, the more slices: a log that fills up is written back several times meanwhile."""
 QUICK = 10**5
 AIM_BYTES, FLAT = 150, 1.3
 AIM_SQLITE = 1.4
@@ -91,7 +93,7 @@ def memory(effort: Effort) -> Measured:
             gc.collect()
             if size == sizes[-1]:
                 measured["bytes"] = (resident() - empty) / size
-            measured["store"][str(size)] = await slices(store, time.thread_time)
+            measured["store"][str(size)] = await slices(store, size, time.thread_time)
             few = events[number * 4_000 :][:4_000]
             begins = time.thread_time()
             for at in range(0, len(few), BATCH):
@@ -99,7 +101,7 @@ def memory(effort: Effort) -> Measured:
             measured["whole"][str(size)] = (time.thread_time() - begins) / len(few) * 1e6
         # and now all of it ends: what was learned has to be forgotten on the way
         clock.now_ms += WINDOW_MS + 60_000
-        measured["forgetting"] = await slices(store, time.thread_time)
+        measured["forgetting"] = await slices(store, sizes[-1], time.thread_time)
         return measured
 
     return _run(fill())
@@ -150,14 +152,17 @@ async def grown(bulk: Bulk, sizes: Sequence[int]) -> Measured:
         measured["filling"][str(size)] = time.perf_counter() - begins
         async with bulk.store() as store:
             await pass_keys(store, SLICE)  # files are read, statements prepared
-            measured["store"][str(size)] = await slices(store)
+            measured["store"][str(size)] = await slices(store, size)
     return measured
 
 
-async def slices(store: Store, timer: Callable[[], float] = time.perf_counter) -> list[float]:
-    """Time a few slices of keys; microseconds for one, slice by slice."""
+async def slices(
+    store: Store, size: int, timer: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """Time slices of new keys, few beside *size*; microseconds for one, slice by slice."""
+    count = min(max(size // (25 * SLICE), SLICES), MOST_SLICES)
     memo = b'["1dfbc15a-2a17-4071-923d-8f2d1614d09b",1765552507919]'
-    took = [await pass_keys(store, SLICE, memo=memo, timer=timer) for _ in range(SLICES)]
+    took = [await pass_keys(store, SLICE, memo=memo, timer=timer) for _ in range(count)]
     return [seconds / SLICE * 1e6 for seconds in took]
 
 

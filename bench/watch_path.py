@@ -122,7 +122,7 @@ def service(effort: Effort) -> Measured:
 
 def seen(effort: Effort) -> Measured:
     """Send to a service that is looked at every two seconds: each slice has to take that long."""
-    return _in_turn(["seen"], *((2, 4 * SLICE) if effort.quick else (6, 12 * SLICE)))
+    return _in_turn(["seen"], *((2, 4 * SLICE) if effort.quick else (5, 12 * SLICE)))
 
 
 def _in_turn(ways: Sequence[str], rounds: int, count: int) -> Measured:
