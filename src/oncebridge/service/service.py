@@ -34,7 +34,7 @@ from oncebridge.service.config import Setup
 from oncebridge.service.epoch import Epoch
 from oncebridge.service.monitor import Monitor
 from oncebridge.sources.api import Host, Inbox, Source
-from oncebridge.sources.intake import Intake
+from oncebridge.sources.pump import PumpInbox
 from oncebridge.sources.spool import Spool
 from oncebridge.stores.api import Store
 
@@ -146,8 +146,8 @@ class Service:
         )
         self._keys = {one.route: one.rules.key_fingerprint() for one in self.router.gateways}
         self.spool = Spool(config.spool, config.spool_max) if config.spool else None
-        self._intake = Intake(self.router, batch=config.batch, is_open=lambda: self._is_open)
-        inbox: Inbox = self.spool or self._intake
+        self._direct = PumpInbox(self.router, batch=config.batch, is_open=lambda: self._is_open)
+        inbox: Inbox = self.spool or self._direct
         self._is_open = False
         """Store, sinks and dead letters are open."""
         self._host = Host(
@@ -223,8 +223,8 @@ class Service:
         """Return why events cannot be accepted right now; empty if they can."""
         stopping = ["shutting down"] if self._stopping.is_set() else []
         # Without the names of routes: no authentication is needed here.
-        spool, intake = self.spool, self._intake
-        found = spool.not_ready() if spool is not None else intake.not_ready(named=False)
+        spool, direct = self.spool, self._direct
+        found = spool.not_ready() if spool is not None else direct.not_ready(named=False)
         sources = [why for one in self.sources for why in getattr(one, "not_ready", list)()]
         return list(dict.fromkeys([*stopping, *found, *sources]))
 
@@ -322,7 +322,7 @@ class Service:
             source.stop()
         drained = await self.router.drain(grace or self._setup.config.grace)
         # Unrouted events on their way to the dead letters are in no gateway.
-        await self._intake.aclose(_LEAVE_S if drained else 0)
+        await self._direct.aclose(_LEAVE_S if drained else 0)
         runs = self._runs
         if runs:
             await asyncio.wait(runs, timeout=_LEAVE_S if drained else 0)
