@@ -32,10 +32,11 @@ def load(module: str, name: str) -> Any:
     try:
         return getattr(import_module(f"{__name__}.{module}"), name)
     except ModuleNotFoundError as error:
-        if error.name and error.name.partition(".")[0] == "oncebridge":
+        package = (error.name or "").partition(".")[0]
+        if package == "oncebridge":
             raise
         print(  # noqa: T201 - click itself may be missing
-            f"oncebridge: the command line needs {error.name}: pip install 'oncebridge[service]'",
+            f"oncebridge: the command line needs {package}: pip install 'oncebridge[service]'",
             file=sys.stderr,
         )
         sys.exit(2)
