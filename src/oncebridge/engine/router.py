@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Final, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypedDict, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -31,9 +31,11 @@ from oncebridge.engine.verdict import Outcome, Verdict
 from oncebridge.errors import DeadLetterError, OncebridgeError
 from oncebridge.events.envelopes import unwrap
 from oncebridge.events.event import Event, Unreadable, read, set_context
-from oncebridge.events.pattern import Pattern
 from oncebridge.events.rules import RuleSet
 from oncebridge.events.trace_context import BytesWithContext
+
+if TYPE_CHECKING:
+    from oncebridge.events.pattern import Pattern
 
 _log = logging.getLogger("oncebridge")
 _T = TypeVar("_T")
@@ -86,7 +88,7 @@ class RouteEntry(Struct, frozen=True):
     """One route: the gateway, and the pattern of its events."""
 
     gateway: Gateway
-    match: Pattern | None = None
+    match: "Pattern | None" = None
 
 
 class Router:

@@ -52,7 +52,6 @@ from oncebridge.engine.outcomes import Outcomes
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.sends import SINK_DOWN, Sender
 from oncebridge.engine.settings import Settings
-from oncebridge.engine.shared_rate_limit import RateShare
 from oncebridge.engine.sink_answers import Backoff, HandBack, SinkAnswers, SortedAnswers
 from oncebridge.engine.timed_store import TimedStore
 from oncebridge.engine.verdict import First, Outcome, Verdict
@@ -173,6 +172,10 @@ class Steps:
             listener=self._report_send if trip_hooks else None,
         )
         if settings.rate:
+            from oncebridge.engine.shared_rate_limit import (  # noqa: PLC0415 - most have no rate
+                RateShare,
+            )
+
             self._sender.rate_share = RateShare(
                 store,
                 route,
