@@ -38,7 +38,6 @@ class Outcomes:
         terms, keys, hashes = batch.terms, batch.keys, batch.hashes
         is_final = verdict not in HANDED_BACK
         rows = [row for row in rows if outcomes[row] is None]
-        settled: list[Outcome] = []
         for row in rows:
             is_forwarded = row in forwarded
             its = terms[row]
@@ -50,7 +49,7 @@ class Outcomes:
                 entry = entries[row]
                 rule, key, is_unprotected = entry.plan.rule, entry.key, entry.unprotected
                 duplicate_of, sent_as = entry.duplicate_of, entry.sent_as
-            outcome = outcomes[row] = Outcome(
+            outcomes[row] = Outcome(
                 verdict,
                 is_final or is_forwarded,
                 rule.name,
@@ -63,12 +62,11 @@ class Outcomes:
                 blamed,
                 sent_as,
             )
-            settled.append(outcome)
         if rows:
             self._end_leases(batch, rows)
             self._books.settle(verdict, len(rows))
             if batch.turns or batch.settled is not None or batch.traces or self._hooks:
-                self._report(batch, rows, settled)
+                self._report(batch, rows, [*filter(None, map(outcomes.__getitem__, rows))])
 
     def _end_leases(self, batch: Batch, rows: Sequence[int]) -> None:
         leases, entries = batch.leases, batch.entries
