@@ -69,10 +69,12 @@ def parts(saved: Measured, named: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def earlier(saved: Measured, topic: Topic) -> str:
-    """Return the rows of *topic* that were kept from earlier runs, as a sentence."""
-    kept: dict[str, str] = saved.get("kept", {})
-    found = ", ".join(f"{row} ({kept[row]})" for row in topic.rows if row in kept)
-    return found and f"\nMeasured in an earlier run: {found}.\n"
+    """Return which rows of *topic* were kept from earlier runs, as a sentence."""
+    kept = {row: day for row, day in saved.get("kept", {}).items() if row in topic.rows}
+    days = ", ".join(sorted({*kept.values()}))
+    if len(kept) == len(topic.rows):
+        return f"\nMeasured in an earlier run ({days}).\n"
+    return f"\nMeasured in an earlier run ({days}): {', '.join(kept)}.\n" if kept else ""
 
 
 def on(saved: Measured) -> str:

@@ -102,7 +102,7 @@ def test_a_page_keeps_its_words_and_loses_what_was_typed(docs):
 def test_a_page_says_how_busy_the_machine_was_and_what_is_older(docs):
     page = (docs / "numbers.md").read_text()
     assert "Each row ran 2 times; before a row, other work used 0.05 processors at most.\n" in page
-    assert page.count("Measured in an earlier run: latency-80 (2026-01-01).") == 1
+    assert page.count("Measured in an earlier run (2026-01-01): latency-80.\n") == 1
 
 
 def test_a_number_that_somebody_typed_is_found(docs, tmp_path):
