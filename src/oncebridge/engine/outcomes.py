@@ -1,6 +1,7 @@
 """Sets the outcome of each arrival, once, and reports it to whom it concerns."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 from oncebridge.engine.batch import Batch
 from oncebridge.engine.counters import Books
@@ -38,7 +39,6 @@ class Outcomes:
         terms, keys, hashes = batch.terms, batch.keys, batch.hashes
         is_final = verdict not in HANDED_BACK
         rows = [row for row in rows if outcomes[row] is None]
-        settled: list[Outcome] = []
         for row in rows:
             is_forwarded = row in forwarded
             its = terms[row]
@@ -50,7 +50,7 @@ class Outcomes:
                 entry = entries[row]
                 rule, key, is_unprotected = entry.plan.rule, entry.key, entry.unprotected
                 duplicate_of, sent_as = entry.duplicate_of, entry.sent_as
-            outcome = outcomes[row] = Outcome(
+            outcomes[row] = Outcome(
                 verdict,
                 is_final or is_forwarded,
                 rule.name,
@@ -63,12 +63,11 @@ class Outcomes:
                 blamed,
                 sent_as,
             )
-            settled.append(outcome)
         if rows:
             self._end_leases(batch, rows)
             self._books.settle(verdict, len(rows))
             if batch.turns or batch.settled is not None or batch.traces or self._hooks:
-                self._report(batch, rows, settled)
+                self._report(batch, rows)
 
     def _end_leases(self, batch: Batch, rows: Sequence[int]) -> None:
         leases, entries = batch.leases, batch.entries
@@ -83,8 +82,9 @@ class Outcomes:
             elif lease is not None:
                 self._leases.discard_keys(lease, (batch.keys[row],))
 
-    def _report(self, batch: Batch, rows: Sequence[int], outcomes: Sequence[Outcome]) -> None:
+    def _report(self, batch: Batch, rows: Sequence[int]) -> None:
         """Report outcomes to the entity queues, the caller, the tracer and the hooks."""
+        outcomes = cast("list[Outcome]", [*map(batch.outcomes.__getitem__, rows)])
         if batch.turns:
             for row, outcome in zip(rows, outcomes, strict=True):
                 entry = batch.entries.get(row)
@@ -98,15 +98,14 @@ class Outcomes:
                 if (trace := batch.traces[row]) is not None:
                     ended(trace, outcome)
         if self._hooks:
-            events, entries = batch.events, batch.entries
-            decisions = Decisions(
-                self._route,
-                [events[row] for row in rows],
-                outcomes,
-                batch.arrived_ms,
-                batch.now() - batch.began,
-                [entries[row].attempt if row in entries else 1 for row in rows]
-                if entries
-                else [1] * len(rows),
-            )
-            call_hooks(self._hooks, decisions)
+            call_hooks(self._hooks, self._decisions(batch, rows, outcomes))
+
+    def _decisions(
+        self, batch: Batch, rows: Sequence[int], outcomes: Sequence[Outcome]
+    ) -> Decisions:
+        events, entries = [*map(batch.events.__getitem__, rows)], batch.entries
+        attempts = [1] * len(rows)
+        if entries:
+            attempts = [entries[row].attempt if row in entries else 1 for row in rows]
+        took_s = batch.now() - batch.began
+        return Decisions(self._route, events, outcomes, batch.arrived_ms, took_s, attempts)
