@@ -177,7 +177,8 @@ class S3:
         client = boto3.client("s3", endpoint_url=self._server.endpoint, config=path, **_KEYS)
         found = client.list_objects_v2(Bucket=name)["Contents"]
         client.close()
-        return sum(item["Size"] for item in found) / len(found)
+        sizes = [item["Size"] for item in found if not item["Key"].endswith("/form")]
+        return sum(sizes) / len(sizes)
 
 
 _KEYS = {

@@ -10,6 +10,8 @@
  *   KEEP_GENERATION  other content on a free key goes on under the old generation
  * and one that is another way, not a mistake:
  *   COMMIT_BY_TOKEN  commit is fenced by the token, as release is
+ *
+ * A model that says ATTEMPTS has records that count them.
  */
 
 #define ABSENT  0
@@ -23,6 +25,9 @@ typedef Record {
     byte generation;
     byte hash;        /* 0: not compared */
     byte memo         /* of a register: the version delivered last */
+#ifdef ATTEMPTS
+    ; byte attempts
+#endif
 };
 
 Record store[KEYS];
@@ -39,6 +44,15 @@ mtype said;           /* what the store says; 0 again at the end of every step *
 #define same(one, other) ((one) == (other) || (one) == 0 || (other) == 0)
 #define owns(k, t)       ((t) != 0 && store[k].token == (t))
 
+/* One more statement, where attempts are counted. */
+#ifdef ATTEMPTS
+#define COUNTS(k, n) ; store[k].attempts = n
+/* Whether a claim that was granted is answered HELD: a first attempt, all of it as it was asked. */
+#define is_as_asked(k, g) (store[k].attempts == 1 && store[k].generation == (g) && store[k].memo == 0)
+#else
+#define COUNTS(k, n)
+#endif
+
 /* What must hold, by a bit each, so that a row can ask for one of them alone. */
 #define I1 1   /* nothing is lost: all copies acknowledged, then delivered */
 #define I2 2   /* done is entered once in a window */
@@ -52,6 +66,7 @@ mtype said;           /* what the store says; 0 again at the end of every step *
 #define R3 512 /* no version is stale when a window has passed since the register was raised */
 #define D1 1024 /* no event that the sink would accept ends in the dead letters */
 #define D2 2048 /* one bad event alone does not open the breaker */
+#define C1 4096 /* a claim that is sent again is not refused because of the first one */
 #ifndef CHECKS
 #define CHECKS (I1 + I2 + I3 + I4 + I5 + I6 + R1 + R2)
 #endif
@@ -72,12 +87,14 @@ inline begin(k, t, g, h) {
     keep(k);
     store[k].state = CLAIMED; store[k].live = true; store[k].token = t;
     store[k].generation = g; store[k].hash = h; store[k].memo = 0
+    COUNTS(k, 1)
 }
 
 inline take_over(k, t, h) {
     keep(k);
     store[k].live = true; store[k].token = t;
     store[k].hash = (store[k].hash == 0 -> h : store[k].hash)
+    COUNTS(k, store[k].attempts + 1)
 }
 
 inline finish(k) {
@@ -157,6 +174,17 @@ inline release(k, t) {
     fi
 }
 
+#ifdef ATTEMPTS
+/* Nothing was sent, so the attempt does not count. The generation stays. */
+inline release_unsent(k, t) {
+    release(k, t);
+    if
+    :: said == OK && store[k].attempts > 0 -> store[k].attempts--
+    :: else
+    fi
+}
+#endif
+
 inline release_with(k, t, m) {
     release(k, t);
     if
@@ -177,7 +205,8 @@ inline remember(k, g) {
     :: is_claimed(k) || is_done(k) -> said = KNOWN
     :: else ->
         store[k].generation = (is_free(k) -> store[k].generation : g);
-        store[k].hash = 0; store[k].memo = 0;
+        store[k].hash = 0; store[k].memo = 0
+        COUNTS(k, (is_free(k) -> store[k].attempts : 0));
         finish(k);
         said = OK
     fi

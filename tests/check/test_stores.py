@@ -330,7 +330,7 @@ async def test_a_sound_postgres_is_in_order(tmp_path, sound_postgres):
         checkup = await of_postgres(tmp_path, url, name)
     assert (codes(checkup), checkup.not_checked) == ([], [])
     told = " ".join(one.what for one in checkup.passed)
-    for what in ("accepts and keeps writes", "connections are left", "layout 1", "clock"):
+    for what in ("accepts and keeps writes", "connections are left", "layout 2", "clock"):
         assert what in told
 
 

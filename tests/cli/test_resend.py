@@ -26,7 +26,7 @@ from oncebridge.operate.identity import Identities, RouteIdentity
 from oncebridge.operate.operator_log import StoreOperatorLog
 from oncebridge.operate.resend import Resender, ResendPlan, Resent, plan_resends
 from oncebridge.service.config import load
-from oncebridge.service.service import gateways
+from oncebridge.service.routes import gateways
 from oncebridge.sinks.api import Never, Unknown, Yes
 from oncebridge.stores.api import Want, Wants
 from oncebridge.stores.sqlite.store import SQLiteStore

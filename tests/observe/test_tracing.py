@@ -42,7 +42,7 @@ from oncebridge.sinks.sns import SnsSink, SnsSinkOptions
 from oncebridge.sinks.sqs import SqsSink, SqsSinkOptions
 from oncebridge.sources.api import Host
 from oncebridge.sources.http.source import HttpSource
-from oncebridge.sources.intake import Intake
+from oncebridge.sources.pump import PumpInbox
 from oncebridge.sources.spool import Spool
 from oncebridge.stores.memory import MemoryStore
 
@@ -411,9 +411,9 @@ async def listening(context, inbox=None):
     )
     router = Router([RouteEntry(gateway)], dead=MemoryDeadLetters())
     source = HttpSource.from_url("http://127.0.0.1:0/events")
-    intake = Intake(router)
+    direct = PumpInbox(router)
     host = Host(
-        router, inbox or intake, MemoryStore(), 100, system_clock, SystemDice(), context=context
+        router, inbox or direct, MemoryStore(), 100, system_clock, SystemDice(), context=context
     )
     await source.open(host)
 
@@ -436,7 +436,7 @@ async def listening(context, inbox=None):
         yield host, post
     finally:
         await source.aclose()
-        await intake.aclose(5)
+        await direct.aclose(5)
         await gateway.aclose()
 
 

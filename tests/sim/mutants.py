@@ -192,7 +192,7 @@ class ReleaseIsDelivery(Gateway):
 
 class CredulousBacklog(Backlog):
     def delivered(self, key: bytes, now: float) -> DecidedEvent | None:
-        released = [d for d in self._pending.values() if d.key == key and _is_release(d)]
+        released = [d for d in self.pending.values() if d.key == key and _is_release(d)]
         if released:
             return DecidedEvent(b"", First(None, 0), now, proves_duplicate=True)
         return super().delivered(key, now)

@@ -21,6 +21,7 @@ QUICK = [
     by_name(name)
     for name in (
         *("ours", "ours-window", "ours-loss", "ours-live", "tiers", "register", "debts", "answers"),
+        *("calls-waves", "draw-per-batch", "release-by-token"),
         *("get-then-put", "mark-before-crash", "mark-after", "no-lease", "unfenced-done"),
     )
 ]
@@ -58,6 +59,7 @@ def test_a_row_comes_out_as_expected(row: Row):
         ("answers-forbidden",),
         ("answers-poison",),
         ("answers-live-stream", "answers-forbidden"),
+        ("calls", "calls-stalls", "calls-waves"),
     ],
     ids=lambda rows: rows[0],
 )
@@ -118,7 +120,7 @@ def test_a_row_that_does_not_come_out_ends_with_an_error():
 
 def test_names_and_letters_are_those_of_the_models():
     assert len({row.name for row in ROWS}) == len(ROWS)
-    defined = re.findall(r"#define ([IXRD]\d) +(\d+)", (HERE / "store.pml").read_text())
+    defined = re.findall(r"#define ([IXRDC]\d) +(\d+)", (HERE / "store.pml").read_text())
     assert {name: int(bit) for name, bit in defined} == BITS
     assert {*BITS, "L"} == set(CLAIMS)
 

@@ -15,8 +15,10 @@ from tests.servers.spin import Tools, translate
 from oncebridge.events.key import Part
 from oncebridge.stores import transitions as code
 from oncebridge.stores.api import (
+    HELD,
     Busy,
     Claim,
+    ClaimAnswers,
     Commit,
     Duplicate,
     Extension,
@@ -27,10 +29,11 @@ from oncebridge.stores.api import (
     Release,
     Reply,
     Want,
+    Wants,
 )
 
 NOW, SOON = 1_000, 2_000
-OPERATIONS = ("claim", "commit", "release", "raise", "extend", "remember", "both")
+OPERATIONS = ("claim", "commit", "release", "unsent", "raise", "extend", "remember", "both")
 ANSWERS = {
     Claim: "OK",
     Busy: "BUSY",
@@ -56,6 +59,7 @@ class Small(NamedTuple):
     generation: int
     hash: int
     memo: int
+    attempts: int
 
 
 class Step(NamedTuple):
@@ -87,7 +91,7 @@ def large(key: bytes, small: Small, ended: int) -> Record | None:
         name(small.token),
         name(small.generation),
         SOON if small.live else ended,
-        1,
+        small.attempts,
         name(small.hash),
         Fate.DELIVERED if small.state == DONE else None,
         name(small.memo),
@@ -98,7 +102,7 @@ def large(key: bytes, small: Small, ended: int) -> Record | None:
 
 def small(record: Record | None) -> Small:
     if record is None:
-        return Small(ABSENT, 0, 0, 0, 0, 0)
+        return Small(ABSENT, 0, 0, 0, 0, 0, 0)
     return Small(
         CLAIMED if record.fate is None else DONE,
         int(record.until_ms > NOW),
@@ -106,12 +110,13 @@ def small(record: Record | None) -> Small:
         number(record.generation),
         number(record.hash),
         number(record.memo),
+        record.attempts,
     )
 
 
 def records(words: list[str]) -> list[Small]:
     numbers = [int(word) for word in words]
-    return [Small(*numbers[at : at + 6]) for at in range(0, len(numbers), 6)]
+    return [Small(*numbers[at : at + 7]) for at in range(0, len(numbers), 7)]
 
 
 def step(line: str) -> Step:
@@ -141,6 +146,8 @@ def in_code(step: Step, ended: int) -> tuple[str, list[Small]]:
         want = Want(parts, name(step.one), name(3), SOON - NOW, 0)
         answer, written = code.claim(held, want, NOW)
         said = ANSWERS[type(answer)]
+        if step.operation == "claim" and ClaimAnswers.of(Wants.of([want]), [answer]).each == [HELD]:
+            said = "HELD"
     else:
         reply, new = changed(step, held[0], keys[0])
         said, written = ANSWERS[reply], [new] if new is not None else []
@@ -156,6 +163,8 @@ def changed(step: Step, held: Record | None, key: bytes) -> tuple[Reply, Record 
             return code.commit(held, asked, NOW)
         case "release":
             return code.release(held, Release(key, name(step.one)), NOW)
+        case "unsent":
+            return code.release(held, Release(key, name(step.one), unsent=True), NOW)
         case "raise":
             return code.release(held, Release(key, name(step.one), memo=name(step.other)), NOW)
         case "extend":
@@ -178,7 +187,7 @@ def test_the_code_does_what_the_model_does(operation, ended, steps):
 @pytest.mark.parametrize(
     ("switch", "operations"),
     [
-        ("UNFENCED", {"commit", "release", "raise"}),
+        ("UNFENCED", {"commit", "release", "unsent", "raise"}),
         ("COMMIT_ANY_LIFE", {"commit"}),
         ("COMMIT_BY_TOKEN", {"commit"}),
         ("KEEP_GENERATION", {"claim"}),
@@ -192,11 +201,12 @@ def test_a_model_that_does_otherwise_is_noticed(switch, operations, spin_tools):
 def test_all_small_records_and_all_answers_come_up(steps):
     """Nothing is claimed of what was not tried."""
     alone = {one.before[0] for one in steps if one.operation == "claim"}
-    assert len(alone) == 1 + 2 * 3 * 2 * 3 + 2 * 2 * 3  # nothing, claimed, done
+    rest = 3 * 3 * 3 * 2  # generations, contents, attempts, with and without a memo
+    assert len(alone) == 1 + 2 * 3 * rest + 2 * rest  # nothing, claimed, done
     answers = {op: {one.said for one in steps if one.operation == op} for op in OPERATIONS}
-    assert answers["claim"] == {"OK", "BUSY", "DUPLICATE", "MISMATCH"}
+    assert answers["claim"] == {"HELD", "OK", "BUSY", "DUPLICATE", "MISMATCH"}
     assert answers["both"] == {"OK", "BUSY", "DUPLICATE"}
     assert answers["commit"] == {"OK", "ALREADY", "FENCED"}
     assert answers["remember"] == {"OK", "KNOWN"}
-    for operation in ("release", "raise", "extend"):
+    for operation in ("release", "unsent", "raise", "extend"):
         assert answers[operation] == {"OK", "FENCED"}

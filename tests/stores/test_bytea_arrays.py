@@ -6,7 +6,7 @@ import pytest
 from tests.servers.postgres import Postgres
 
 from oncebridge.stores.postgres.address import read_address
-from oncebridge.stores.postgres.arrays import decode_array, encode_array
+from oncebridge.stores.postgres.arrays import decode_bytes, encode_bytes
 from oncebridge.stores.postgres.pool import Pool
 
 ARRAYS: list[list[bytes | None]] = [
@@ -28,7 +28,7 @@ ARRAYS: list[list[bytes | None]] = [
 
 @pytest.mark.parametrize("values", ARRAYS, ids=range(len(ARRAYS)))
 def test_what_was_written_can_be_read(values: list[bytes | None]) -> None:
-    assert decode_array(encode_array(values)) == values
+    assert decode_bytes(encode_bytes(values)) == values
 
 
 async def test_the_server_understands_it_as_it_was_meant(postgres: Postgres) -> None:

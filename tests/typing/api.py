@@ -246,7 +246,7 @@ class QueueSource:
 
     async def open(self, host: Host) -> None:
         assert_type(host.batch, int)
-        host.inbox.put(b"{}", lambda answer: print(answer.acknowledge))
+        host.inbox.put([b"{}"], lambda at, answer: print(at, answer.acknowledge))
 
     async def run(self) -> None: ...
 

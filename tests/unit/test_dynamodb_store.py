@@ -48,9 +48,15 @@ from oncebridge.stores.api import (
     Want,
     Wants,
 )
+from oncebridge.stores.conditional import Records
 from oncebridge.stores.dynamodb.store import DynamoDBOptions, DynamoDBStore
-from oncebridge.stores.record_encoding import decode_record, encode_record
+from oncebridge.stores.record_encoding import decode_record, encode_records
 from oncebridge.testing import ManualClock
+
+FORM_ITEM = {
+    "k": {"B": base64.b64encode(b"oncebridge:form").decode()},
+    "r": {"B": base64.b64encode(b"\x01").decode()},
+}
 
 
 @pytest.fixture
@@ -87,6 +93,12 @@ def want(*keys, lease_ms=30_000):
 
 def wants(count):
     return [want() for _ in range(count)]
+
+
+def items_of(server, table):
+    """Give the items of records, without that with their form."""
+    items = server.ask("Scan", {"TableName": table})["Items"]
+    return [item for item in items if item["k"] != FORM_ITEM["k"]]
 
 
 def done(claim, part=0):
@@ -172,29 +184,42 @@ _records = st.builds(
 )
 
 
-@given(_records)
-def test_a_record_comes_back_as_it_was_packed(record):
-    assert decode_record(encode_record(record)) == record
-    assert decode_record(encode_record(record, with_key=False), record.key) == record
-    assert encode_record(decode_record(encode_record(record))) == encode_record(record)
+def packed(*records, key=None):
+    columns = Records.of(records)
+    return encode_records(columns, columns.keys if key is None else key)
+
+
+@given(st.lists(_records, max_size=3))
+def test_records_come_back_as_they_were_packed(records):
+    data = packed(*records)
+    assert [decode_record(one) for one in data] == records
+    assert packed(*[decode_record(one) for one in data]) == data
+    beside = zip(packed(*records, key=b""), records, strict=True)
+    assert [decode_record(one, record.key) for one, record in beside] == records
+
+
+@given(st.lists(_records, max_size=3))
+def test_a_record_is_packed_the_same_alone_and_among_others(records):
+    assert packed(*records) == [packed(record)[0] for record in records]
 
 
 @given(_records)
 def test_an_item_is_far_smaller_than_a_kilobyte(record):
-    assert len(encode_record(record, with_key=False)) < 80 + len(record.hash) + len(record.memo)
+    (data,) = packed(record, key=b"")
+    assert len(data) < 80 + len(record.hash) + len(record.memo)
 
 
 @pytest.mark.parametrize(
     "data", [b"", b"\x00", b"\x02", b"\x01", b"\x01\x90", b"\x01" + b"\xff" * 40]
 )
 def test_what_is_no_record_is_not_taken_for_one(data):
-    with pytest.raises(StoreError, match=r"format that this version does not know|damaged"):
+    with pytest.raises(StoreError, match=r"form that this version does not know|damaged"):
         decode_record(data)
 
 
 def test_a_fate_of_a_later_version_is_not_taken_for_another():
     record = Record(b"k", b"", b"g" * 16, 1, 1, b"", Fate.DEAD, b"", 0, 1)
-    data = encode_record(record).replace(bytes([Fate.DEAD]), b"\x63", 1)
+    data = packed(record)[0].replace(bytes([Fate.DEAD]), b"\x63", 1)
     with pytest.raises(StoreError, match="damaged"):
         decode_record(data)
 
@@ -380,6 +405,52 @@ async def test_a_start_without_a_server_may_be_tried_again(table):
     with pytest.raises(StoreUnavailable, match="connection refused"):
         await store.open()
     await store.aclose()
+
+
+# --- the form of the records -------------------------------------------------------------------
+
+
+async def test_a_table_has_the_form_of_its_records_from_the_start_and_for_ever(server, table):
+    options = DynamoDBOptions(endpoint=server.endpoint)
+    stores = [DynamoDBStore(table, options) for _ in range(5)]
+    await asyncio.gather(*[store.open() for store in stores])
+    assert server.ask("Scan", {"TableName": table})["Items"] == [FORM_ITEM]
+    for store in stores:
+        assert await store.scan() == ([], b"")
+        assert await store.purge() == 0
+        await store.aclose()
+
+
+async def test_where_items_do_not_expire_purging_leaves_the_form(meddler, server, table):
+    meddler.next("DescribeTable", _described(Replicas=_REPLICAS, MultiRegionConsistency="STRONG"))
+    clock = ManualClock()
+    async with opened(meddler, table, clock=clock) as store:
+        await store.claim(Wants.of(wants(3)))
+        clock.advance(10**9)
+        assert await store.purge() == 3
+    assert server.ask("Scan", {"TableName": table})["Items"] == [FORM_ITEM]
+
+
+async def test_a_worker_does_not_start_on_records_of_a_newer_form(server, table):
+    item = {**FORM_ITEM, "r": {"B": base64.b64encode(b"\x02").decode()}}
+    server.ask("PutItem", {"TableName": table, "Item": item})
+    store = DynamoDBStore(table, DynamoDBOptions(endpoint=server.endpoint))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=rf"{table} has records of form 02.*upgrade this"):
+            await store.open()
+    await store.aclose()
+    assert server.ask("Scan", {"TableName": table})["Items"] == [item]
+
+
+async def test_a_form_that_cannot_be_read_now_may_be_so_later(meddler, table):
+    meddler.always("BatchGetItem", _leaving_unread(1))
+    with pytest.raises(StoreUnavailable, match="throttles"):
+        async with opened(meddler, table, timeout=timedelta(seconds=0.3)):
+            pass
+    meddler.always("BatchGetItem", failing("ThrottlingException"))
+    with pytest.raises(StoreUnavailable):
+        async with opened(meddler, table):
+            pass
 
 
 # --- faults -----------------------------------------------------------------------------------
@@ -656,7 +727,11 @@ async def test_a_batch_takes_one_call_for_every_25(meddler, table):
 
 
 @pytest.mark.parametrize(
-    "key", [b"", b"k" * 2048, b"k" * 2049, b"k" * 10_000, b"oncebridge:sha256:" + b"d" * 32]
+    "key",
+    [
+        *(b"", b"k" * 2048, b"k" * 2049, b"k" * 10_000),
+        *(b"oncebridge:sha256:" + b"d" * 32, b"oncebridge:form"),
+    ],
 )
 async def test_a_key_of_any_length_has_a_place_of_its_own(meddler, table, key):
     async with opened(meddler, table) as store:
@@ -667,14 +742,14 @@ async def test_a_key_of_any_length_has_a_place_of_its_own(meddler, table, key):
         records, _ = await store.scan()
         assert [record.key for record in records] == [key]
         (statement,) = meddler.calls[0][1]["Statements"]
-        assert len(base64.b64decode(statement["Parameters"][0]["B"])) <= 2048
+        assert len(base64.b64decode(statement["Parameters"][2]["B"])) <= 2048
 
 
 async def test_an_item_ends_a_day_after_its_record_and_in_seconds(server, meddler, table):
     async with opened(meddler, table) as store:
         (claim,) = await store.claim(Wants.of([want()]))
         (record,) = await store.peek([claim.held[0].key])
-        (item,) = server.ask("Scan", {"TableName": table})["Items"]
+        (item,) = items_of(server, table)
         assert int(item["x"]["N"]) == record.keep_until_ms // 1000 + 86_400
 
 
@@ -682,7 +757,7 @@ async def test_an_item_of_a_record_long_past_does_not_go_at_once(server, meddler
     clock = ManualClock(1_000_000_000)  # January 1970
     async with opened(meddler, table, clock=clock) as store:
         await store.claim(Wants.of([want(b"one"), want(b"two", b"three")]))
-    for item in server.ask("Scan", {"TableName": table})["Items"]:
+    for item in items_of(server, table):
         assert int(item["x"]["N"]) > system_clock() / 1000 + 86_000
 
 

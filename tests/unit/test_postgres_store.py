@@ -52,6 +52,7 @@ from oncebridge.stores.api import (
     Wants,
 )
 from oncebridge.stores.postgres.address import read_address
+from oncebridge.stores.postgres.pool import NoReply
 from oncebridge.stores.postgres.store import PostgresOptions, PostgresStore
 from oncebridge.testing import ManualClock
 
@@ -96,6 +97,15 @@ def own_server() -> Iterator[Postgres]:
 # --- whole batches, against the table as code -----------------------------------------------
 
 
+BATCHES: dict[str, Any] = {
+    "claim": Wants.of,
+    "commit": Commits.of,
+    "release": Releases.of,
+    "extend": Extensions.of,
+    "remember": Memories.of,
+}
+
+
 @pytest.mark.parametrize("seed", range(8))
 async def test_batches_are_answered_as_one_by_one(postgres: Postgres, seed: int) -> None:
     """A batch of distinct keys must come to what its items come to one after the other."""
@@ -110,7 +120,7 @@ async def test_batches_are_answered_as_one_by_one(postgres: Postgres, seed: int)
     async with opened(postgres.url, clock) as store:
 
         async def same(verb: str, items: list[Any]) -> list[Any]:
-            answers = await getattr(store, verb)(items)
+            answers = [*await getattr(store, verb)(BATCHES.get(verb, list)(items))]
             assert answers == [_one(model, verb, item, clock()) for item in items]
             return answers
 
@@ -314,7 +324,7 @@ async def test_batches_in_opposite_orders_do_not_wait_for_each_other(postgres: P
                 ]
                 held = [
                     (hold, claim.token)
-                    for claim in await store.claim(wants)
+                    for claim in await store.claim(Wants.of(wants))
                     if isinstance(claim, Claim)
                     for hold in claim.held
                 ]
@@ -521,7 +531,7 @@ async def test_many_may_migrate_at_once(postgres: Postgres) -> None:
     given = options(auto_migrate=False)
     stores = [PostgresStore(postgres.url, given) for _ in range(8)]
     told = await asyncio.gather(*(store.migrate() for store in stores))
-    assert [f"created the table {given.schema}.oncebridge_records, layout 1"] in told
+    assert [f"created the table {given.schema}.oncebridge_records, layout 2"] in told
     for store in stores:
         await store.open()
         await store.aclose()
@@ -548,16 +558,32 @@ async def test_another_layout_is_refused(postgres: Postgres) -> None:
         await ask(postgres.url, set_to + "0", "SELECT 1")
         told = await refusal(postgres.url, schema=store.layout.schema)
         assert (
-            "has layout 0; this oncebridge needs layout 1, complete; run `oncebridge migrate`"
+            "has layout 0; this oncebridge needs layout 2, complete; run `oncebridge migrate`"
             in told
         )
         async with opened(postgres.url, schema=store.layout.schema):
             pass
-        await ask(postgres.url, set_to + "2", "SELECT 1")
+        await ask(postgres.url, set_to + "3", "SELECT 1")
         told = await refusal(postgres.url, schema=store.layout.schema)
         assert "which a newer oncebridge wrote" in told
         with pytest.raises(ConfigError, match="made by a newer oncebridge"):
             await store.migrate()
+
+
+async def test_functions_of_an_older_layout_are_replaced(postgres: Postgres) -> None:
+    """One with other parameters would stay, and a call would not know which of the two is meant."""
+    async with opened(postgres.url) as store:
+        (claim,) = await store.claim(Wants.of([want(b"k")]))
+        await ask(
+            postgres.url,
+            f"CREATE FUNCTION {store.layout.named('commit')}"
+            "(a bytea[], b bytea[], c smallint[], d bigint[], e bigint[], f bytea[], g bigint) "
+            "RETURNS integer LANGUAGE sql AS 'SELECT 1'",
+            f"UPDATE {store.layout.versions} SET version = 1",
+            "SELECT 1",
+        )
+        assert await store.migrate() == [f"updated the table {store.layout.shown}, layout 2"]
+        assert await store.commit(Commits.of([done(claim)])) == [Reply.COMMITTED]
 
 
 async def test_functions_that_are_replaced_under_way_are_found_again(postgres: Postgres) -> None:
@@ -595,7 +621,7 @@ async def test_the_table_stays_flat_once_the_window_has_passed(postgres: Postgre
         sizes = []
         for turn in range(12):
             wants = [want(b"%d/%d" % (turn, number)) for number in range(1000)]
-            claims = await store.claim(wants)
+            claims = await store.claim(Wants.of(wants))
             assert set(await store.commit(Commits.of([done(claim, 3000) for claim in claims]))) == {
                 Reply.COMMITTED
             }
@@ -617,7 +643,9 @@ async def test_a_commit_touches_no_index(postgres: Postgres) -> None:
     async with opened(postgres.url) as store:
         for turn in range(10):
             wants = [want(b"%d/%d" % (turn, number)) for number in range(100)]
-            await store.commit(Commits.of([done(claim) for claim in await store.claim(wants)]))
+            await store.commit(
+                Commits.of([done(claim) for claim in await store.claim(Wants.of(wants))])
+            )
     await gone(postgres, store)
     ((updated, beside),) = await ask(
         postgres.url,
@@ -795,6 +823,39 @@ async def test_what_was_not_reached_has_no_answer(postgres: Postgres) -> None:
         assert again[500:1000] in ([Reply.ALREADY] * 500, [Reply.COMMITTED] * 500)
         assert again[1000:] == [Reply.COMMITTED] * 200
         await other.close()
+
+
+async def test_a_statement_that_the_server_gave_up_is_run_again(postgres: Postgres) -> None:
+    """The first run prepares it, the second one is on the connection that is idle then."""
+    async with opened(postgres.url, connections=1) as store:
+        place = store.layout.schema
+        await ask(
+            postgres.url,
+            f"CREATE SEQUENCE {place}.runs",
+            f"CREATE FUNCTION {place}.run() RETURNS bigint LANGUAGE plpgsql AS $$ "
+            f"DECLARE run bigint := nextval('{place}.runs'); BEGIN "
+            "IF run IN (2, 3) THEN RAISE 'beaten' USING ERRCODE = 'deadlock_detected'; END IF; "
+            "RETURN run; END $$",
+            "SELECT 1",
+        )
+        assert await store.pool.fetch(f"SELECT {place}.run()") == [(1,)]
+        assert await store.pool.fetch(f"SELECT {place}.run()") == [(4,)]
+
+
+async def test_an_idle_connection_is_left_in_time_too(postgres: Postgres) -> None:
+    async with opened(postgres.url, connections=1, timeout=timedelta(seconds=1)) as store:
+        sleep = "SELECT pg_sleep($1)"
+        await store.pool.fetch(sleep, 0.0)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(NoReply, match="no answer within 1s"):
+            await store.pool.fetch(sleep, 30.0)
+        assert asyncio.get_running_loop().time() - began < 3
+        assert isinstance((await store.claim(Wants.of([want(b"k")])))[0], Claim)
+        await until(
+            postgres.url,
+            "SELECT FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT pg_sleep(%'",
+            some=False,
+        )
 
 
 async def test_there_are_never_more_connections_than_allowed(postgres: Postgres) -> None:

@@ -41,7 +41,8 @@ from oncebridge.stores.api import (
     Want,
     Wants,
 )
-from oncebridge.stores.record_encoding import decode_record, encode_record
+from oncebridge.stores.conditional import Records
+from oncebridge.stores.record_encoding import decode_record, encode_records
 from oncebridge.stores.s3.store import S3Options, S3Store, _name
 from oncebridge.testing import ManualClock
 
@@ -174,13 +175,28 @@ def test_the_names_of_objects_fit_and_are_never_alike() -> None:
 # --- the start --------------------------------------------------------------------------
 
 
-async def test_the_trial_at_the_start_leaves_nothing_behind(
+async def test_the_start_leaves_nothing_behind_but_the_form_of_the_records(
     s3_server: S3Server, bucket: str
 ) -> None:
-    async with made(bucket, s3_server) as store:
-        await store.open()
+    stores = [made(bucket, s3_server) for _ in range(3)]
+    await asyncio.gather(*[store.open() for store in stores])
     _, listed = s3_server.ask("GET", f"/{bucket}?list-type=2")
-    assert b"<KeyCount>0</KeyCount>" in listed
+    assert b"<KeyCount>1</KeyCount>" in listed
+    status, form = s3_server.ask("GET", f"/{bucket}/records/form")
+    assert (status, form[:1]) == (200, b"\x01")
+    assert len(form) == 64 * 1024  # too large for the lifecycle rule
+    for store in stores:
+        assert await store.scan() == ([], b"")
+        await store.aclose()
+
+
+async def test_a_worker_does_not_start_on_records_of_a_newer_form(
+    s3_server: S3Server, bucket: str
+) -> None:
+    s3_server.ask("PUT", f"/{bucket}/records/form", b"\x02".ljust(64 * 1024, b"\0"))
+    with pytest.raises(ConfigError, match=rf"s3://{bucket}.*of form 02.*upgrade this worker"):
+        await opened(made(bucket, s3_server))
+    await opened(S3Store(bucket, "others", S3Options(endpoint=s3_server.endpoint)))
 
 
 @pytest.mark.parametrize("condition", ["if-none-match", "if-match"])
@@ -602,7 +618,7 @@ async def test_a_scan_passes_names_that_xml_cannot_hold(s3_server: S3Server, buc
             found += more
             looks += 1
         assert [record.key for record in found] == [b"\xff"]
-        assert looks == 5
+        assert looks == 6  # one is the form
 
 
 _NOT_WHAT_WAS_ASKED_FOR = [
@@ -774,9 +790,9 @@ async def test_sweeping_removes_nothing_that_was_changed_meanwhile(
         def before(asked: Asked) -> None:
             if (asked.method, asked.path) == ("DELETE", path):
                 record = decode_record(proxy.pass_on(Asked("GET", path)).body)
-                proxy.pass_on(
-                    Asked("PUT", path, body=encode_record(replace(record, memo=b"touched")))
-                )
+                touched = Records.of([replace(record, memo=b"touched")])
+                (body,) = encode_records(touched, touched.keys)
+                proxy.pass_on(Asked("PUT", path, body=body))
 
         proxy.before = before
         assert await store.purge(1000) == 9

@@ -10,7 +10,7 @@ from oncebridge.check import cases
 from oncebridge.events.framing import RawRecord
 from oncebridge.operate.explain.explainer import explain
 from oncebridge.operate.explain.words import summary
-from oncebridge.service.service import make_router
+from oncebridge.service.routes import make_router
 from oncebridge.stores.memory import MemoryStore
 
 CONFIGURATION = """

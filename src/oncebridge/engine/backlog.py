@@ -89,7 +89,7 @@ class Backlog:
         self._store = store
         self._books = books
         self._dice = dice
-        self._pending: dict[int, PendingWrite] = {}
+        self.pending: dict[int, PendingWrite] = {}
         """By identity, in the order of arrival."""
         self._delivered: dict[bytes, PendingWrite] = {}
         """By the identifying key."""
@@ -98,15 +98,12 @@ class Backlog:
         self._has_more = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._pending)
-
-    def __bool__(self) -> bool:
-        return bool(self._pending)
+        return len(self.pending)
 
     @property
     def deliveries(self) -> int:
         """How many of the writes are about delivered events, not only claimed ones."""
-        return sum([write.decided is not None for write in self._pending.values()])
+        return sum([write.decided is not None for write in self.pending.values()])
 
     def delivered(self, key: bytes, now: float) -> DecidedEvent | None:
         """Return the event delivered under an identifying *key*, if it is not recorded yet."""
@@ -116,16 +113,16 @@ class Backlog:
     def add(self, pending_writes: Iterable[PendingWrite]) -> None:
         """Add *pending_writes*, and retry them until the store has them."""
         for write in pending_writes:
-            self._pending[id(write)] = write
+            self.pending[id(write)] = write
             if write.decided is not None and write.decided.proves_duplicate:
                 self._delivered[write.key] = write
-        excess = len(self._pending) - _MOST
+        excess = len(self.pending) - _MOST
         if excess > 0:
             # The oldest are dropped: their windows end first.
-            self._remove([*islice(self._pending.values(), excess)])
+            self._remove([*islice(self.pending.values(), excess)])
             self._books.forgotten += excess
         self._has_more.set()
-        if self._pending and (self._worker is None or self._worker.done()):
+        if self.pending and (self._worker is None or self._worker.done()):
             self._worker = asyncio.get_running_loop().create_task(self._work())
 
     async def flush(self) -> bool:
@@ -137,7 +134,7 @@ class Backlog:
         if self._flushing.locked():
             return True
         async with self._flushing:
-            writes = list(self._pending.values())
+            writes = list(self.pending.values())
             for at in range(0, len(writes), _CHUNK):
                 for chunk in rounds(writes[at : at + _CHUNK], lambda write: write.key):
                     if not await self._write_chunk(chunk):
@@ -158,13 +155,13 @@ class Backlog:
 
     async def _work(self) -> None:
         pause = _FIRST_S
-        while self._pending:
+        while self.pending:
             self._has_more.clear()
-            before = len(self._pending)
+            before = len(self.pending)
             await self.flush()
-            if len(self._pending) < before:
+            if len(self.pending) < before:
                 pause = _FIRST_S
-            if self._pending:
+            if self.pending:
                 jitter = 0.5 + self._dice.fraction()
                 if await wait_until_set(self._has_more, pause * jitter):
                     pause = _FIRST_S  # a write that keeps failing must not delay new ones
@@ -210,6 +207,6 @@ class Backlog:
 
     def _remove(self, pending_writes: Iterable[PendingWrite]) -> None:
         for write in pending_writes:
-            self._pending.pop(id(write), None)
+            self.pending.pop(id(write), None)
             if self._delivered.get(write.key) is write:
                 del self._delivered[write.key]

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -42,8 +42,6 @@ from oncebridge.stores.api import (
 if TYPE_CHECKING:
     from oncebridge.engine.ordering import EntityTurn
 
-_T = TypeVar("_T")
-
 _IN_PLACE_MS = 12 * 3_600_000
 _NOT_READ = Unreadable(b"", "", "")
 
@@ -68,6 +66,7 @@ class Batch:
         "arrivals",
         "arrived_ms",
         "began",
+        "common_terms",
         "ends",
         "entries",
         "events",
@@ -114,6 +113,8 @@ class Batch:
         self.events: list[Event | Unreadable] = [_NOT_READ] * count
         self.terms: list[Terms | None] = [None] * count
         """Those of the rule; None for events that have an entry from the start."""
+        self.common_terms: Terms | None = None
+        """Those of all events, if they are the same."""
         self.keys: list[bytes] = [b""] * count
         """The only key of each event; empty for events that have an entry from the start."""
         self.hashes: list[bytes] = [b""] * count
@@ -139,6 +140,7 @@ class Batch:
         """Fill the columns: parse bytes, apply the rules."""
         limits, bare, apart = settings.limits, settings.bare, rules.apart
         known, find, events = rules.known_terms, rules.terms, self.events
+        common: Terms | None = None
         for row, arrival in enumerate(self.arrivals):
             event: Event | Unreadable
             if type(arrival) is bytes or isinstance(arrival, bytes):
@@ -151,13 +153,15 @@ class Batch:
                 terms = known[kind] if kind in known else find(event)
                 key = terms.key_of(event) if terms.key_of is not None else None
                 if key is not None:
-                    self.terms[row] = terms
+                    self.terms[row] = common = terms
                     self.keys[row] = key
                     if terms.hash_of is not None:
                         self.hashes[row] = terms.hash_of(event)
                     continue
             plan = rules.plan_arrival(event, shadow=settings.mode == "shadow")
             self.entries[row] = BatchEntry(self, row, event, plan, plan.parts, plan.entity)
+        if common is not None and self.terms.count(common) == len(self.terms):
+            self.common_terms = common
 
     # --- rows ------------------------------------------------------------------------------
 
@@ -183,26 +187,17 @@ class Batch:
             self.entries[row] = entry
         return entry
 
-    def _column(self, column: list[_T], rows: Sequence[int]) -> list[_T]:
-        """Return the values of *rows*, which are in the order of arrival."""
-        return column if len(rows) == len(column) else [*map(column.__getitem__, rows)]
-
-    def _common_terms(self, rows: Sequence[int]) -> Terms | None:
-        """Return the terms of all *rows*; None if they differ, or an event has an entry."""
-        if self.entries:
-            return None
-        found = {*map(self.terms.__getitem__, rows)}
-        return found.pop() if len(found) == 1 else None
-
     def own_leases(self, rows: Sequence[int]) -> list[Lease]:
         """Return the leases of *rows*, which share them with no other row from now on."""
         entries, by_row = self.entries, self.leases
-        plain = [row for row in rows if row not in entries] if entries else rows
+        shared = by_row[rows[0]]
+        if not entries and shared is not None and len(shared.keys) == len(rows):
+            return [shared]
+        plain = [row for row in rows if row not in entries]
         if plain and (shared := by_row[plain[0]]) is not None and len(shared.keys) > len(plain):
             self._all_leases.split(shared, [self.keys[row] for row in plain])
         leases = [*dict.fromkeys(map(by_row.__getitem__, rows))]
-        if entries:
-            leases += [entries[row].entity_lease for row in rows if row in entries]
+        leases += [entries[row].entity_lease for row in rows if row in entries]
         return [lease for lease in leases if lease is not None]
 
     def names_of(self, row: int) -> list[bytes]:
@@ -249,19 +244,23 @@ class Batch:
     ) -> Wants:
         """Return the claims of *rows*, as one call under one token and one generation."""
         self.has_memos = memos
+        is_whole = len(rows) == len(self.keys)  # rows are in the order of arrival
         memo: list[bytes] | bytes = b""
         if memos:
-            memo = first_memos(self._column(self.events, rows), self.arrived_ms)
-        if (terms := self._common_terms(rows)) is not None:
-            compares = terms.hash_of is not None
+            events = self.events if is_whole else [*map(self.events.__getitem__, rows)]
+            memo = first_memos(events, self.arrived_ms)
+        if (terms := self.common_terms) is not None and not self.entries:
+            hashes: bytes | list[bytes] = b""
+            if terms.hash_of is not None:
+                hashes = [*map(self.hashes.__getitem__, rows)]
             return Wants(
-                self._column(self.keys, rows),
+                self.keys if is_whole else [*map(self.keys.__getitem__, rows)],
                 token,
                 generation,
                 lease_ms,
                 terms.spans[0].window_ms,
                 memo,
-                self._column(self.hashes, rows) if compares else b"",
+                hashes,
                 terms.slide_ms,
             )
         parts = [self.parts_of(row) for row in rows]
@@ -281,11 +280,14 @@ class Batch:
     def commits(self, rows: Sequence[int], fate: Fate) -> Commits:
         """Return the commits of all claimed keys of *rows*, each under its own generation."""
         leases = {*map(self.leases.__getitem__, rows)}
-        if len(leases) == 1 and (terms := self._common_terms(rows)) is not None:
-            (lease,) = leases
+        if len(leases) == 1 and (terms := self.common_terms) is not None and not self.entries:
+            lease = leases.pop()
             if lease is None:
                 return Commits([])
-            span, keys = terms.spans[0], self._column(self.keys, rows)
+            keys = self.keys
+            if len(rows) < len(keys):
+                keys = [*map(keys.__getitem__, rows)]
+            span = terms.spans[0]
             return Commits(keys, lease.generation, fate, span.window_ms, span.hard_ms)
         held: list[tuple[bytes, bytes, int, int]] = []
         for row in rows:

@@ -166,7 +166,7 @@ class RetryingStore:
         """
         try:
             answers, may_retry = await self._ask_once(wants)
-            if NoAnswer in set(map(type, answers.each)):
+            if NoAnswer in {*map(type, answers.each)}:
                 answers = await self._retry_unanswered(answers, may_retry=may_retry)
         except asyncio.CancelledError:
             self._defer_releases(wants)

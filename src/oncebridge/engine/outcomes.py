@@ -1,7 +1,6 @@
 """Sets the outcome of each arrival, once, and reports it to whom it concerns."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
 
 from oncebridge.engine.batch import Batch
 from oncebridge.engine.counters import Books
@@ -67,7 +66,7 @@ class Outcomes:
             self._end_leases(batch, rows)
             self._books.settle(verdict, len(rows))
             if batch.turns or batch.settled is not None or batch.traces or self._hooks:
-                self._report(batch, rows)
+                self._report(batch, rows, [*filter(None, map(outcomes.__getitem__, rows))])
 
     def _end_leases(self, batch: Batch, rows: Sequence[int]) -> None:
         leases, entries = batch.leases, batch.entries
@@ -82,9 +81,8 @@ class Outcomes:
             elif lease is not None:
                 self._leases.discard_keys(lease, (batch.keys[row],))
 
-    def _report(self, batch: Batch, rows: Sequence[int]) -> None:
+    def _report(self, batch: Batch, rows: Sequence[int], outcomes: Sequence[Outcome]) -> None:
         """Report outcomes to the entity queues, the caller, the tracer and the hooks."""
-        outcomes = cast("list[Outcome]", [*map(batch.outcomes.__getitem__, rows)])
         if batch.turns:
             for row, outcome in zip(rows, outcomes, strict=True):
                 entry = batch.entries.get(row)

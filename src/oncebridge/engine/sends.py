@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 from types import CoroutineType
-from typing import Final, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 from msgspec import Struct
 
@@ -23,7 +23,6 @@ from oncebridge.engine.counters import Books
 from oncebridge.engine.leases import Lease, Leases
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.settings import Settings
-from oncebridge.engine.shared_rate_limit import RateShare
 from oncebridge.errors import SinkRejected, StoreError
 from oncebridge.sinks.api import (
     Delivery,
@@ -35,6 +34,9 @@ from oncebridge.sinks.api import (
     Unknown,
     Yes,
 )
+
+if TYPE_CHECKING:
+    from oncebridge.engine.shared_rate_limit import RateShare
 
 SINK_DOWN: Final = "the sink is down"
 _SHARE_POLL_S: Final = 0.5  # a share of the rate has to be renewed while events wait for it
@@ -292,7 +294,7 @@ class Sender:
         then it is sent twice. The first send of a batch gets the time there is: a later batch
         would not have more.
         """
-        if batch.ends is None or not batch.sent:
+        if not batch.sent:
             return 0.0
         return min(1.25 * self._slowest_s, self._timeout_s)
 
@@ -302,10 +304,12 @@ class Sender:
 
         There has to be time, and the claims have to outlast the send.
         """
-        send_time = self._send_time(batch)
-        if send_time <= self._least_send_time(batch):
-            rows, parcel.rows = parcel.rows, ()
-            return rows, "no time left to send"
+        send_time = self._timeout_s
+        if batch.ends is not None:
+            send_time = self._send_time(batch)
+            if send_time <= self._least_send_time(batch):
+                rows, parcel.rows = parcel.rows, ()
+                return rows, "no time left to send"
         needed = batch.now() + send_time + self._margin_s
         parcel.leases = leases = batch.own_leases(parcel.rows)
         short = [lease for lease in leases if lease.lost or lease.ends < needed]
@@ -326,7 +330,7 @@ class Sender:
     def _call(self, sends: Sends, parcel: Parcel) -> None:
         """Call the sink; from now on the leases are extended for this attempt only."""
         batch, rows = sends.batch, parcel.rows
-        timeout_s = self._send_time(batch)
+        timeout_s = self._timeout_s if batch.ends is None else self._send_time(batch)
         parcel.began = now = batch.now()
         parcel.ends = ends = now + timeout_s
         leases = parcel.leases

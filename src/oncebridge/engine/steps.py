@@ -29,7 +29,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from math import inf
-from typing import Final, cast
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -52,7 +52,6 @@ from oncebridge.engine.outcomes import Outcomes
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.sends import SINK_DOWN, Sender
 from oncebridge.engine.settings import Settings
-from oncebridge.engine.shared_rate_limit import RateShare
 from oncebridge.engine.sink_answers import Backoff, HandBack, SinkAnswers, SortedAnswers
 from oncebridge.engine.timed_store import TimedStore
 from oncebridge.engine.verdict import First, Outcome, Verdict
@@ -70,7 +69,6 @@ from oncebridge.sinks.api import (
     as_joint_sink,
 )
 from oncebridge.stores.api import (
-    HELD,
     Busy,
     Claim,
     ClaimAnswer,
@@ -142,13 +140,9 @@ class Steps:
         self._lease_ms = ms(settings.lease)
         self._max_hold_s = settings.max_hold.total_seconds()
         self._commit_budget_s = settings.commit_budget.total_seconds()
-        self._is_shadow = settings.mode == "shadow"
-        self._fails_open = self._is_shadow or settings.on_store_outage == "deliver"
-        self._policy = Policy(
-            self._is_shadow,
-            None if dead is None else settings.max_attempts,
-            self._fails_open,
-        )
+        self._policy = Policy.of(settings, has_dead_letters=dead is not None)
+        self._is_shadow = self._policy.is_shadow
+        self._fails_open = self._policy.sends_without_store
         claims = TimedStore(store, route, self._trip_hooks) if trip_hooks else store
         self._leases = Leases(claims, self.books, lease_ms=self._lease_ms)
         self._claims = RetryingStore(claims, self.books, self._dice)
@@ -178,6 +172,10 @@ class Steps:
             listener=self._report_send if trip_hooks else None,
         )
         if settings.rate:
+            from oncebridge.engine.shared_rate_limit import (  # noqa: PLC0415 - most have no rate
+                RateShare,
+            )
+
             self._sender.rate_share = RateShare(
                 store,
                 route,
@@ -240,7 +238,10 @@ class Steps:
             rows = [row for row in rows if row not in left_out]
         if not unsendable:
             for wave in waves(batch, rows):
-                await self._process_when_due(batch, wave)
+                if batch.turns or self._paused or self.sink_breaker.is_open:
+                    await self._process_when_due(batch, wave)
+                elif wave:
+                    await self._process_wave(batch, wave)
             return
         # At the same time: the dead letters may be slow, and they need no sink.
         done = await asyncio.gather(
@@ -262,10 +263,7 @@ class Steps:
     async def _process_when_due(self, batch: Batch, wave: Sequence[int]) -> None:
         """Process a wave; if order is kept, events of an entity wait for earlier ones."""
         if not batch.turns:
-            if self._paused or self.sink_breaker.is_open:
-                await self._process_if_sink_up(batch, wave)
-            elif wave:
-                await self._process_wave(batch, wave)
+            await self._process_if_sink_up(batch, wave)
             return
         turns, entries = batch.turns, batch.entries
         behind = [
@@ -359,7 +357,7 @@ class Steps:
         """
         found = _Claimed([], [], {}, [])
         while rows:
-            if self._claims.backlog:
+            if self._claims.backlog.pending:
                 rows = self._settle_unrecorded_duplicates(batch, rows, found.ready)
                 if not rows:
                     break
@@ -400,24 +398,22 @@ class Steps:
     ) -> list[int]:
         """Put each event where its answer sends it; return those to claim under other keys."""
         again: list[int] = []
-        held: list[int] = []
         entries, each = batch.entries, answers.each
+        held: list[int] = []
         # If the store lost records, events may have been delivered before, and each is looked at.
-        is_plain = not self.records_lost_ms
-        if is_plain and not entries and each.count(HELD) == len(each):
-            held = [*rows]
-        else:
+        if not self.records_lost_ms:
+            held = [
+                r for r, a in zip(rows, each, strict=True) if type(a) is int and r not in entries
+            ]
+        if len(held) < len(rows):
+            is_held = {*held}
             for at, row in enumerate(rows):
+                if row in is_held:
+                    continue
                 answer = each[at]
-                if is_plain and row not in entries:
-                    if answer == HELD:
-                        held.append(row)
-                        continue
-                    if type(answer) is Duplicate and not self._is_shadow:
-                        found.known[row] = first_arrival(answer.memo)
-                        continue
-                entry = batch.entry(row)
-                if self._take_answer(entry, answers[at], lease, found):
+                if type(answer) is Duplicate and row not in entries and not self._is_shadow:
+                    found.known[row] = first_arrival(answer.memo)
+                elif self._take_answer(batch.entry(row), answers[at], lease, found):
                     again.append(row)
         if held:
             keys = batch.keys
@@ -666,22 +662,25 @@ class Steps:
             return
         sends = self._sender.open(batch, rows)
         applying: list[asyncio.Task[None]] = []
+        is_last = False
         try:
-            while sends.has_pending:
+            while not is_last:
                 if sends.waiting and (unsent := await self._sender.start(sends)):
                     rows_left, why = unsent
                     is_down = why is SINK_DOWN
                     wait_ms = int(self.unavailable_s() * 1000) + 1 if is_down else 0
                     await self._hand_back_rows(batch, rows_left, why, wait_ms)
+                    is_last = not sends.has_pending
                     continue
                 if not (parcels := await sends.next()):
                     continue
                 answers = self._answers.sort(batch, parcels)
-                if sends.has_pending:
+                is_last = not sends.has_pending
+                if is_last:
+                    await self._apply_answers(answers)
+                else:
                     # The other sends need not wait for these commits.
                     applying.append(asyncio.create_task(self._apply_answers(answers)))
-                else:
-                    await self._apply_answers(answers)
         except BaseException:
             self._answers.sort(batch, sends.take_answers())
             for task in applying:
@@ -697,8 +696,10 @@ class Steps:
                 # the event.
                 outcomes = batch.outcomes
                 owing = [row for row in rows if outcomes[row] is None and row in batch.forwarded]
-                self._defer_commits(batch, batch.commits(owing, Fate.DELIVERED), batch.now())
-        _raise_first(errors)
+                if owing:
+                    self._defer_commits(batch, batch.commits(owing, Fate.DELIVERED), batch.now())
+        if errors:
+            _raise_first(errors)
 
     def _joint_delivery(self, batch: Batch, row: int, delivery: Delivery) -> Joint:
         """Return the delivery together with the commits that are written in the same transaction."""
@@ -985,8 +986,6 @@ class Steps:
 
     def _settle_unfinished(self, batch: Batch) -> list[Outcome]:
         """Return events without a verdict to the source: after an error, or at a shutdown."""
-        if None not in batch.outcomes:
-            return cast("list[Outcome]", batch.outcomes)
         reason = (
             "this gateway is shutting down" if self._sender.is_draining else "an unexpected error"
         )

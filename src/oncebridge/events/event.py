@@ -233,8 +233,11 @@ def parse(
         and not _same_colons(raw, kept + rest if aside else kept + _DETAIL + rest)
     ):
         return _parse_unusual(raw, limits, bare=bare, apart=apart)
-    if _may_be_deep(raw if aside else kept, limits.max_depth - 1):
-        _check_depth(detail, limits.max_depth - 1)
+    # As `_may_be_deep` does.
+    most = limits.max_depth - 1
+    flat = (raw if aside else kept).replace(b"{", b"[", most)
+    if _BRACE in flat or _BRACKET in flat.replace(b"[", b"]", most):
+        _check_depth(detail, most)
     return Event(
         raw,
         detail,

@@ -6,9 +6,9 @@ backend cannot decide by itself, so this process does: read the record, decide w
 `oncebridge.stores.transitions`, and write on the condition that the record has not changed since.
 A worker that loses this race reads again. So every decision is still true when it is written.
 
-Most claims are for new keys. A claim therefore writes first, as if there were no record, and
-reads only if that fails. Most commits follow a claim of this process, which remembers what it
-wrote, so a commit writes first too. Both take one round trip.
+Most claims are for new keys, and most commits follow a claim of this process, which remembers what
+it wrote. So both first write what is right in that case, for the whole batch from its columns.
+That takes one round trip. Only what turns out to be stored otherwise is read and decided on.
 
 A condition cannot ask such a backend for its time. Time is that of this host, corrected by the
 dates in the backend's answers. It may be wrong by *margin_ms*, so a claim is taken over only when
@@ -16,7 +16,9 @@ its lease has been over for that long.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from itertools import accumulate, chain, repeat
+from operator import add
+from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,72 +26,69 @@ from msgspec.structs import replace
 from oncebridge.errors import StoreUnavailable
 from oncebridge.stores import transitions
 from oncebridge.stores.api import (
-    Claim,
+    HELD,
     ClaimAnswer,
     ClaimAnswers,
-    Commit,
+    Column,
+    Columns,
     CommitAnswer,
     Commits,
     ExtendAnswer,
-    Extension,
     Extensions,
+    Fate,
     Memories,
-    Memory,
     NoAnswer,
     Record,
-    Release,
     ReleaseAnswer,
     Releases,
     RememberAnswer,
-    Want,
+    Reply,
     Wants,
+    spread,
 )
 
-_Asked = TypeVar("_Asked", Commit, Release, Extension, Memory, Record)
+_V = TypeVar("_V")
+_W = TypeVar("_W")
+_Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
 _ROUNDS = 12  # how many races to lose before giving up
 _MOST_HELD = 20_000
 _CONTENDED = NoAnswer("other workers keep changing this key")
+_COMMITTED: Final = Reply.COMMITTED  # looking up a member of an enum is slow
+_UNKNOWN: Final[Mapping[bytes, "VersionedRecord"]] = {}
+
+
+class Records(Columns[Record], frozen=True, gc=False):
+    """Records, held as columns."""
+
+    row: ClassVar = Record
+
+    token: Column[bytes] = b""
+    generation: Column[bytes] = b""
+    until_ms: Column[int] = 0
+    attempts: Column[int] = 0
+    hash: Column[bytes] = b""
+    fate: Column[Fate | None] = None
+    memo: Column[bytes] = b""
+    hard_until_ms: Column[int] = 0
+    keep_until_ms: Column[int] = 0
 
 
 class VersionedRecord(Struct, frozen=True, gc=False):
-    """A record as it was read or written, and the backend's name for this version of it."""
+    """A record as it was read, and the backend's name for this version of it."""
 
     record: Record | None
     """None if the backend keeps a marker for a record that was removed."""
     version: Any
 
 
-class RecordChange(Struct, frozen=True, gc=False):
-    """Write *after* (None: remove) if *before* (None: no record) is still stored."""
-
-    key: bytes
-    before: VersionedRecord | None
-    after: Record | None
-
-
-class RecordChanged(Struct, frozen=True, gc=False):
-    """The change was written; *entry* is what is stored now."""
-
-    entry: VersionedRecord | None
-
-
-class RecordDiffers(Struct, frozen=True, gc=False):
-    """Something else is stored than the change expected; nothing was written."""
-
-
-ChangeAnswer = RecordChanged | RecordDiffers | NoAnswer
-
-_DIFFERS = RecordDiffers()
-
-
 class ConditionalBackend(Protocol):
     """
     The operations that `ConditionalStore` needs.
 
-    The keys of one call are distinct. Each method returns one answer per item, in order:
-    `NoAnswer` for items that the backend could not answer for. It raises `StoreUnavailable` if
+    The keys of one call are distinct. Each method returns one answer per key, in order:
+    `NoAnswer` for those that the backend could not answer for. It raises `StoreUnavailable` if
     it could not answer at all. It splits large calls itself, and limits their time.
     """
 
@@ -101,14 +100,22 @@ class ConditionalBackend(Protocol):
         """Read the latest state of *keys*, None for each that has no record."""
         ...
 
-    async def change(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
-        """Write each change whose condition holds, independently of the others."""
+    async def write(self, records: Records, before: Column[Any]) -> list[Any]:
+        """
+        Write each record whose key still has the version *before* (None: no record).
+
+        Return the new versions, and None where another version is stored.
+        """
         ...
 
-    async def change_together(
-        self, groups: Sequence[Sequence[RecordChange]]
-    ) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
-        """Write all changes of a group, or none; groups are independent of each other."""
+    async def write_together(
+        self, records: Records, before: Column[VersionedRecord | None], sizes: Sequence[int]
+    ) -> list[Any]:
+        """Write as `write` does, but groups of *sizes* records each completely or not at all."""
+        ...
+
+    async def remove(self, keys: Sequence[bytes], before: Sequence[Any]) -> list[bool | NoAnswer]:
+        """Remove each record that still has the version *before*; return which were removed."""
         ...
 
 
@@ -116,199 +123,128 @@ class ConditionalStore:
     """
     The operations of a store over *backend*.
 
-    Inherit this and write `open`, `scan`, `purge`, `now_ms` and `aclose`.
+    Inherit this and write `open`, `scan`, `purge` and `aclose`.
     """
 
     def __init__(self, backend: ConditionalBackend, *, margin_ms: int = 0) -> None:
         self._backend = backend
         self._margin_ms = margin_ms
-        self._held: dict[bytes, VersionedRecord] = {}
-        """The last write of this process, for each key that it holds."""
+        self._held: dict[bytes, tuple[Any, ...]] = {}
+        """What this process wrote last for each key that it holds: the version, then the record."""
+
+    async def open(self) -> None:
+        """Connect; see `oncebridge.stores.api.Store`."""
+
+    async def aclose(self) -> None:
+        """Close connections."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def now_ms(self) -> int:
+        return self._backend.now_ms()
 
     async def claim(self, wants: Wants) -> ClaimAnswers:
-        return ClaimAnswers.of(wants, await self._claim([*wants], read_first=False))
-
-    async def _claim(self, wants: Sequence[Want], *, read_first: bool) -> list[ClaimAnswer]:
-        """Claim as if there were no records, and read where that fails; or *read_first*."""
-        answers: list[ClaimAnswer] = [_CONTENDED] * len(wants)
-        pending: Sequence[int] = range(len(wants))
-        entries: dict[bytes, VersionedRecord | None] = {}
-        for _ in range(_ROUNDS):
-            if read_first:
-                entries, silent = await self._read(
-                    [part.key for at in pending for part in wants[at].parts]
-                )
-                for at in pending:
-                    answers[at] = _first(silent, wants[at]) or _CONTENDED
-                pending = [at for at in pending if answers[at] is _CONTENDED]
-            groups = self._decide_claims(wants, pending, entries, answers)
-            pending = await self._write_claims(groups, answers)
-            if not pending:
-                break
-            read_first = True
-        return answers
-
-    def _decide_claims(
-        self,
-        wants: Sequence[Want],
-        pending: Sequence[int],
-        entries: Mapping[bytes, VersionedRecord | None],
-        answers: list[ClaimAnswer],
-    ) -> dict[int, list[RecordChange]]:
-        """Put an answer to each into *answers*; return the changes that make them true."""
         now = self._backend.now_ms()
-        groups: dict[int, list[RecordChange]] = {}
-        for at in pending:
-            want = wants[at]
-            before = [entries.get(part.key) for part in want.parts]
-            answers[at], after = transitions.claim(
-                [self._with_margin(entry) for entry in before], want, now
-            )
-            written = {record.key: record for record in after}
-            if after:
-                groups[at] = [
-                    RecordChange(part.key, entry, written[part.key])
-                    for part, entry in zip(want.parts, before, strict=True)
-                    if part.key in written
-                ]
-            elif isinstance(answers[at], Claim):
-                self._hold(before)
-        return groups
+        found = await self._write(_first_attempts(wants, now), None, wants.sizes)
+        each: list[ClaimAnswer | int] = [
+            answer if isinstance(answer, NoAnswer) else HELD for answer in found
+        ]
+        known = [at for at, version in enumerate(found) if version is None]
+        if known:
+            answers = await self._claim_known(wants.select(known))
+            now = max(now, answers.now_ms)
+            for at, answer in zip(known, answers.each, strict=True):
+                each[at] = answer
+        return ClaimAnswers(wants, each, now)
 
-    async def _write_claims(
-        self, groups: Mapping[int, list[RecordChange]], answers: list[ClaimAnswer]
-    ) -> list[int]:
-        """Write, and return those that found another record than expected."""
-        lost: list[int] = []
-        outcomes = await self._write(list(groups.values()))
-        for at, outcome in zip(groups, outcomes, strict=True):
-            if isinstance(outcome, NoAnswer):
-                answers[at] = outcome
-            elif isinstance(outcome, RecordDiffers):
-                answers[at] = _CONTENDED
-                lost.append(at)
-            elif isinstance(answers[at], Claim):
-                self._hold([changed.entry for changed in outcome])
-        return lost
+    async def _claim_known(self, wants: Wants) -> ClaimAnswers:
+        """Claim keys that probably have records: read first."""
+        asked = [*wants]
+        keys = [[part.key for part in want.parts] for want in asked]
+        return ClaimAnswers.of(
+            wants, await self._decide(transitions.claim, asked, keys, margin_ms=self._margin_ms)
+        )
 
     async def commit(self, commits: Commits) -> list[CommitAnswer]:
-        return await self._each(transitions.commit, [*commits])
+        generations = spread(commits.generation, len(commits))
+        rows = [self._held.pop(key, ()) for key in commits.keys]
+        found: list[Any] = [None] * len(commits)
+        held = [at for at, row in enumerate(rows) if row and row[3] == generations[at]]
+        if held:
+            ours = [rows[at] for at in held]
+            done = _done(commits.select(held), ours, self._backend.now_ms())
+            written = await self._backend.write(done, [row[0] for row in ours])
+            for at, version in zip(held, written, strict=True):
+                found[at] = version
+        answers: list[CommitAnswer] = [
+            answer if isinstance(answer, NoAnswer) else _COMMITTED for answer in found
+        ]
+        others = [at for at, version in enumerate(found) if version is None]
+        if others:
+            decided = await self._decide_each(transitions.commit, commits.select(others))
+            for at, answer in zip(others, decided, strict=True):
+                answers[at] = answer
+        return answers
 
     async def release(self, releases: Releases) -> list[ReleaseAnswer]:
-        return await self._each(transitions.release, [*releases])
+        return await self._decide_each(transitions.release, releases)
 
     async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
-        return await self._each(transitions.extend, [*extensions], keep=True)
+        return await self._decide_each(transitions.extend, extensions)
 
     async def remember(self, memories: Memories) -> list[RememberAnswer]:
-        return await self._each(transitions.remember, [*memories], with_margin=True)
+        return await self._decide_each(transitions.remember, memories, margin_ms=self._margin_ms)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        return await self._each(transitions.load, records, with_margin=True)
+        asked = Records.of(records)
+        return await self._decide_each(transitions.load, asked, margin_ms=self._margin_ms)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
         entries = await self._read_or_raise(keys)
         return [_record_of(entries[key]) for key in keys]
 
     async def forget(self, keys: Sequence[bytes]) -> list[bool]:
-        gone: dict[bytes, bool] = {}
-        pending = list(keys)
+        gone = dict.fromkeys(keys, False)
+        pending = keys
         for _ in range(_ROUNDS):
             entries = await self._read_or_raise(pending)
             now = self._backend.now_ms()
-            going = [
-                key
-                for key in pending
-                if transitions.may_forget(self._with_margin(entries[key]), now)
-            ]
-            results = await self._backend.change(
-                [RecordChange(key, entries[key], None) for key in going]
-            )
-            pending = []
-            for key, result in zip(going, results, strict=True):
-                if isinstance(result, RecordChanged):
-                    gone[key] = True
-                    self._held.pop(key, None)
-                else:
-                    pending.append(key)
+            going = {
+                key: entry.version
+                for key, entry in entries.items()
+                if entry and transitions.may_forget(_with_margin(entry, self._margin_ms), now)
+            }
+            removed = await self._backend.remove([*going], [*going.values()])
+            gone |= {key: is_gone is True for key, is_gone in zip(going, removed, strict=True)}
+            pending = [key for key in going if not gone[key]]
             if not pending:
-                return [gone.get(key, False) for key in keys]
+                return [gone[key] for key in keys]
         raise StoreUnavailable(_CONTENDED.reason)
+
+    async def _remove_past(self, entries: Sequence[VersionedRecord]) -> int:
+        """Remove the records that are past keeping; return how many."""
+        now = self._backend.now_ms() - self._margin_ms
+        past = {
+            entry.record.key: entry.version
+            for entry in entries
+            if entry.record is not None and entry.record.keep_until_ms <= now
+        }
+        return (await self._backend.remove([*past], [*past.values()])).count(True)
 
     async def _read_or_raise(self, keys: Sequence[bytes]) -> dict[bytes, VersionedRecord | None]:
         entries, silent = await self._read(keys)
         for answer in silent.values():
             raise StoreUnavailable(answer.reason)
         return entries
-
-    # --- operations on one record each -------------------------------------------------
-
-    async def _each(
-        self,
-        decide: Callable[[Record | None, _Asked, int], tuple[_Answer, Record | None]],
-        items: Sequence[_Asked],
-        *,
-        with_margin: bool = False,
-        keep: bool = False,
-    ) -> list[_Answer | NoAnswer]:
-        """
-        Decide operations on one record each, first from what this process wrote last.
-
-        An answer counts only if its change was written, or if the record was just read.
-        *with_margin*: a hold counts for *margin_ms* longer. *keep*: the write is remembered.
-        """
-        answers: list[_Answer | NoAnswer] = [_CONTENDED] * len(items)
-        entries: dict[bytes, VersionedRecord | None] = {}
-        for item in items:
-            held = self._held.pop(item.key, None)
-            if held is not None:
-                entries[item.key] = held
-        guessed = set(entries)
-        pending: Sequence[int] = range(len(items))
-        for _ in range(_ROUNDS):
-            read, silent = await self._read(
-                [items[at].key for at in pending if items[at].key not in entries]
-            )
-            entries |= read
-            now = self._backend.now_ms()
-            changes: dict[int, RecordChange] = {}
-            again: list[int] = []
-            for at in pending:
-                item = items[at]
-                if item.key in silent:
-                    answers[at] = silent[item.key]
-                    continue
-                entry = entries[item.key]
-                record = self._with_margin(entry) if with_margin else _record_of(entry)
-                answers[at], after = decide(record, item, now)
-                if after is not None:
-                    changes[at] = RecordChange(item.key, entry, after)
-                elif item.key in guessed:
-                    again.append(at)
-            again += await self._write_each(changes, answers, keep=keep)
-            if not again:
-                return answers
-            for at in again:
-                answers[at] = _CONTENDED
-                del entries[items[at].key]
-                guessed.discard(items[at].key)
-            pending = again
-        return answers
-
-    async def _write_each(
-        self, changes: Mapping[int, RecordChange], answers: list[_Answer | NoAnswer], *, keep: bool
-    ) -> list[int]:
-        """Write, and return those that found another record than expected."""
-        lost: list[int] = []
-        results = await self._backend.change(list(changes.values())) if changes else []
-        for at, result in zip(changes, results, strict=True):
-            if isinstance(result, NoAnswer):
-                answers[at] = result
-            elif isinstance(result, RecordDiffers):
-                lost.append(at)
-            elif keep:
-                self._hold([result.entry])
-        return lost
 
     async def _read(
         self, keys: Sequence[bytes]
@@ -324,95 +260,240 @@ class ConditionalStore:
         return entries, silent
 
     async def _write(
-        self, groups: Sequence[Sequence[RecordChange]]
-    ) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
-        """Write groups of changes; most are groups of one, which share a call."""
-        outcomes: list[list[RecordChanged] | RecordDiffers | NoAnswer] = [_DIFFERS] * len(groups)
-        ones = [at for at, group in enumerate(groups) if len(group) == 1]
-        several = [at for at, group in enumerate(groups) if len(group) > 1]
-        if ones:
-            answers = await self._backend.change([groups[at][0] for at in ones])
-            for at, answer in zip(ones, answers, strict=True):
-                outcomes[at] = [answer] if isinstance(answer, RecordChanged) else answer
-        if several:
-            together = await self._backend.change_together([groups[at] for at in several])
-            for at, outcome in zip(several, together, strict=True):
-                outcomes[at] = outcome
-        return outcomes
-
-    def _hold(self, entries: Sequence[VersionedRecord | None]) -> None:
-        for entry in entries:
-            if entry is not None and entry.record is not None:
-                self._held[entry.record.key] = entry
+        self,
+        records: Records,
+        before: Column[VersionedRecord | None],
+        sizes: Sequence[int] | None = None,
+    ) -> list[Any]:
+        """Write groups of *sizes*, or single records; return the first answer of each group."""
+        if sizes is None:
+            written = await self._backend.write(records, mapped(version_of, before))
+        else:
+            written = await self._backend.write_together(records, before, sizes)
+        columns = [getattr(records, name) for name in Records.__struct_fields__]
+        rows = zip(written, *[spread(column, len(written)) for column in columns], strict=True)
+        for row in rows:
+            version, token = row[0], row[2]
+            if token and version is not None and not isinstance(version, NoAnswer):
+                self._held[row[1]] = row
         while len(self._held) > _MOST_HELD:
             del self._held[next(iter(self._held))]
+        return written if sizes is None else [written[places.start] for places in places_of(sizes)]
 
-    def _with_margin(self, entry: VersionedRecord | None) -> Record | None:
-        """Return the record with its hold prolonged: the holder's clock may be behind ours."""
-        record = _record_of(entry)
-        if record is None or not self._margin_ms or not record.token or record.fate is not None:
-            return record
-        return replace(record, until_ms=record.until_ms + self._margin_ms)
+    # --- item by item ------------------------------------------------------------------
+
+    async def _decide_each(
+        self,
+        decide: Callable[[Record | None, _Item, int], tuple[_Answer, Record | None]],
+        asked: Columns[_Item],
+        *,
+        margin_ms: int = 0,
+    ) -> list[_Answer | NoAnswer]:
+        """Decide items about one record each, first by what this process wrote last."""
+
+        def decide_one(
+            records: Sequence[Record | None], item: _Item, now_ms: int
+        ) -> tuple[_Answer, list[Record]]:
+            answer, after = decide(records[0], item, now_ms)
+            return answer, [] if after is None else [after]
+
+        rows = [self._held.pop(key) for key in asked.keys if key in self._held]
+        known = {key: VersionedRecord(Record(key, *rest), version) for version, key, *rest in rows}
+        keys = [[key] for key in asked.keys]
+        return await self._decide(decide_one, [*asked], keys, known, margin_ms=margin_ms)
+
+    async def _decide(
+        self,
+        decide: Callable[[Sequence[Record | None], _Item, int], tuple[_Answer, list[Record]]],
+        items: Sequence[_Item],
+        keys: Sequence[Sequence[bytes]],
+        known: Mapping[bytes, VersionedRecord] = _UNKNOWN,
+        *,
+        margin_ms: int = 0,
+    ) -> list[_Answer | NoAnswer]:
+        """
+        Read the records of *keys*, decide each item by its own, and write what follows from it.
+
+        What is *known* is not read. An answer counts only if its records were written, or if they
+        were just read. A hold counts for *margin_ms* longer.
+        """
+        answers: list[_Answer | NoAnswer] = [_CONTENDED] * len(items)
+        pending: Sequence[int] = range(len(items))
+        for _ in range(_ROUNDS):
+            wanted = [key for at in pending for key in keys[at]]
+            entries, silent = await self._read([key for key in wanted if key not in known])
+            entries |= known
+            now = self._backend.now_ms()
+            groups: dict[int, list[Record]] = {}
+            again: list[int] = []
+            for at in pending:
+                unread = next((silent[key] for key in keys[at] if key in silent), None)
+                if unread is not None:
+                    answers[at] = unread
+                    continue
+                seen = [_with_margin(entries[key], margin_ms) for key in keys[at]]
+                answers[at], after = decide(seen, items[at], now)
+                if after:
+                    groups[at] = after
+                elif not known.keys().isdisjoint(keys[at]):
+                    again.append(at)
+            again += await self._write_groups(groups, entries, answers)
+            if not again:
+                return answers
+            for at in again:
+                answers[at] = _CONTENDED
+            known, pending = _UNKNOWN, again
+        return answers
+
+    async def _write_groups(
+        self,
+        groups: Mapping[int, Sequence[Record]],
+        entries: Mapping[bytes, VersionedRecord | None],
+        answers: list[_Answer | NoAnswer],
+    ) -> list[int]:
+        """Write records in place of *entries*; return the groups that found something else."""
+        after = [record for group in groups.values() for record in group]
+        if not after:
+            return []
+        sizes = [*map(len, groups.values())] if len(after) > len(groups) else None
+        before = [entries[record.key] for record in after]
+        found = await self._write(Records.of(after), before, sizes)
+        written = dict(zip(groups, found, strict=True))
+        for at, answer in written.items():
+            if isinstance(answer, NoAnswer):
+                answers[at] = answer
+        return [at for at, answer in written.items() if answer is None]
 
 
-async def change_in_turn(
-    backend: ConditionalBackend, groups: Sequence[Sequence[RecordChange]]
-) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
+# --- records as columns ----------------------------------------------------------------
+
+
+def mapped(function: Callable[[_V], _W], column: Column[_V]) -> Column[_W]:
+    """Return *function* of each value of a column."""
+    return [*map(function, column)] if isinstance(column, list) else function(column)
+
+
+def places_of(sizes: Sequence[int]) -> list[range]:
+    """Return where groups of *sizes* are in a column."""
+    return [range(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+
+def _first_attempts(wants: Wants, now_ms: int) -> Records:
+    """Return the records of *wants*, if their keys have none yet."""
+
+    def per_key(column: Column[_V]) -> Column[_V]:
+        if wants.sizes is None or not isinstance(column, list):
+            return column
+        return [*chain.from_iterable(map(repeat, column, wants.sizes))]
+
+    until = per_key(mapped(now_ms.__add__, wants.lease_ms))
+    keep = per_key(wants.keep_ms)
+    if isinstance(until, list) or isinstance(keep, list):
+        count = len(wants.keys)
+        keep_until: Column[int] = [*map(add, spread(until, count), spread(keep, count))]
+    else:
+        keep_until = until + keep
+    return Records(
+        wants.keys,
+        per_key(wants.token),
+        per_key(wants.generation),
+        until,
+        1,
+        wants.hash,
+        None,
+        per_key(wants.memo),
+        0,
+        keep_until,
+    )
+
+
+def _done(commits: Commits, rows: Sequence[tuple[Any, ...]], now_ms: int) -> Records:
+    """Return what *commits* make of *rows*, which are held and have their generation."""
+    _, _, _, _, _, attempts, hashes, _, memos, _, _ = zip(*rows, strict=True)
+    until = mapped(now_ms.__add__, commits.window_ms)
+    return Records(
+        commits.keys,
+        b"",
+        commits.generation,
+        until,
+        [*attempts],
+        [*hashes],
+        cast("Column[Fate | None]", commits.fate),
+        [
+            kept if memo is None else memo
+            for memo, kept in zip(spread(commits.memo, len(rows)), memos, strict=True)
+        ],
+        mapped(lambda hard_ms: hard_ms and now_ms + hard_ms, commits.hard_ms),
+        until,
+    )
+
+
+# --- groups of records -----------------------------------------------------------------
+
+
+async def write_in_turn(
+    backend: ConditionalBackend,
+    records: Records,
+    before: Column[VersionedRecord | None],
+    sizes: Sequence[int],
+) -> list[Any]:
     """
-    Write the changes of each group one after the other, and undo them if one fails.
+    Write the records of each group one after the other, and undo them if one fails.
 
-    For backends that cannot write several records at once. Changes are written in the order of
+    For backends that cannot write several records at once. Records are written in the order of
     their keys, so that one of several overlapping groups succeeds. A worker that dies in between
     leaves a hold that ends with its lease.
     """
-    ordered = [sorted(group, key=lambda change: change.key) for group in groups]
-    outcomes: list[list[RecordChanged] | RecordDiffers | NoAnswer] = [[] for _ in groups]
-    for turn in range(max((len(group) for group in ordered), default=0)):
-        going = [
-            at
-            for at, group in enumerate(ordered)
-            if turn < len(group) and isinstance(outcomes[at], list)
-        ]
-        answers = await backend.change([ordered[at][turn] for at in going])
-        for at, answer in zip(going, answers, strict=True):
-            written = outcomes[at]
-            assert isinstance(written, list)  # noqa: S101 - filtered above
-            if isinstance(answer, RecordChanged):
-                written.append(answer)
-                continue
-            await _undo(backend, ordered[at], written)
-            outcomes[at] = answer
-    return [
-        _as_asked(group, sorted_, outcome)
-        for group, sorted_, outcome in zip(groups, ordered, outcomes, strict=True)
-    ]
+    entries = spread(before, len(records))
+    going = [sorted(places, key=records.keys.__getitem__) for places in places_of(sizes)]
+    answers: list[Any] = [None] * len(records)
+    for turn in range(max(sizes, default=0)):
+        going = [group for group in going if turn < len(group)]
+        places = [group[turn] for group in going]
+        expected = [version_of(entries[at]) for at in places]
+        written = await backend.write(records.select(places), expected)
+        for group, answer in zip(going, written, strict=True):
+            answers[group[turn]] = answer
+            if not _is_version(answer):
+                await _undo(
+                    backend, [(entries[at], records.keys[at], answers[at]) for at in group[:turn]]
+                )
+                for at in group:
+                    answers[at] = answer
+        going = [group for group in going if _is_version(answers[group[turn]])]
+    return answers
 
 
 async def _undo(
-    backend: ConditionalBackend, changes: Sequence[RecordChange], written: Sequence[RecordChanged]
+    backend: ConditionalBackend, written: Sequence[tuple[VersionedRecord | None, bytes, Any]]
 ) -> None:
-    undone = [
-        RecordChange(change.key, done.entry, _record_of(change.before))
-        for change, done in zip(changes, written, strict=False)
-    ]
-    if undone:
-        await backend.change(undone)
+    """Restore what was stored before the writes of keys, which gave them these versions."""
+    old = [(entry.record, version) for entry, _, version in written if entry and entry.record]
+    new = {key: version for entry, key, version in written if _record_of(entry) is None}
+    if old:
+        await backend.write(
+            Records.of([record for record, _ in old]), [version for _, version in old]
+        )
+    if new:
+        await backend.remove([*new], [*new.values()])
 
 
-def _as_asked(
-    group: Sequence[RecordChange],
-    ordered: Sequence[RecordChange],
-    outcome: list[RecordChanged] | RecordDiffers | NoAnswer,
-) -> list[RecordChanged] | RecordDiffers | NoAnswer:
-    if not isinstance(outcome, list):
-        return outcome
-    by_key = {change.key: done for change, done in zip(ordered, outcome, strict=True)}
-    return [by_key[change.key] for change in group]
+def _is_version(answer: Any) -> bool:
+    return answer is not None and not isinstance(answer, NoAnswer)
+
+
+def version_of(entry: VersionedRecord | None) -> Any:
+    """Return the version to expect where *entry* was read."""
+    return entry.version if entry is not None else None
 
 
 def _record_of(entry: VersionedRecord | None) -> Record | None:
     return entry.record if entry is not None else None
 
 
-def _first(silent: Mapping[bytes, NoAnswer], want: Want) -> NoAnswer | None:
-    return next((silent[part.key] for part in want.parts if part.key in silent), None)
+def _with_margin(entry: VersionedRecord | None, margin_ms: int) -> Record | None:
+    """Return the record with its hold prolonged: the holder's clock may be behind ours."""
+    record = _record_of(entry)
+    if record is None or not margin_ms or not record.token or record.fate is not None:
+        return record
+    return replace(record, until_ms=record.until_ms + margin_ms)

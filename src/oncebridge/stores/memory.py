@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
+from itertools import repeat
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 from msgspec import Struct
@@ -50,7 +51,6 @@ from oncebridge.stores.api import (
     Reply,
     Want,
     Wants,
-    spread,
 )
 
 _Asked = TypeVar("_Asked", Commit, Release, Extension, Memory)
@@ -180,12 +180,17 @@ class MemoryStore:
         each: list[ClaimAnswer | int] = [HELD] * len(wants.keys)
         opened, done, names = self._open, self._done, self._names
         fresh: dict[int, list[bytes]] = {}
+        due_ms, some = -1, []
+        unnamed = _UNNAMED.copy
         items = _rows(
             *(wants.keys, wants.token, wants.generation, wants.lease_ms, wants.keep_ms),
             *(wants.memo, wants.hash),
         )
         for at, (key, token, generation, lease_ms, keep_ms, memo, hash_) in enumerate(items):
-            name = _name(key)
+            # As `_name` does; each call costs, and this is done for every event.
+            hashed = unnamed()
+            hashed.update(key)
+            name = hashed.digest()
             if name in opened or name in done[name[0]]:
                 want = wants[at]
                 answer = self._claim(want, now)
@@ -200,7 +205,10 @@ class MemoryStore:
                     key, token, generation, until, 1, hash_, None, memo, 0, keep_until
                 )
                 names[key] = name
-                fresh.setdefault(keep_until, []).append(name)
+                if keep_until != due_ms:
+                    due_ms = keep_until
+                    some = fresh.setdefault(due_ms, [])
+                some.append(name)
                 self._count += 1
         for keep_until, some in fresh.items():
             self._calendar.add(keep_until, some)
@@ -213,6 +221,7 @@ class MemoryStore:
             *(commits.keys, commits.generation, commits.fate),
             *(commits.window_ms, commits.hard_ms, commits.memo),
         )
+        known_terms: tuple[Any, ...] = ()
         for at, (key, generation, fate, window_ms, hard_ms, memo) in enumerate(items):
             name = names.get(key, b"")
             record = opened.get(name)
@@ -221,7 +230,17 @@ class MemoryStore:
                 continue
             hard_until = now + hard_ms if hard_ms else 0
             own = record.memo if memo is None else memo
-            done[name[0]][name] = _pack(record, fate, now + window_ms, hard_until, own)
+            if record.hash or record.attempts > 1:
+                packed = _pack(record, fate, now + window_ms, hard_until, own)
+            else:
+                # All but the memo is the same for most records of a call.
+                terms = generation, fate, window_ms, hard_ms
+                if terms != known_terms:
+                    known_terms = terms
+                    bare = _pack(record, fate, now + window_ms, hard_until, b"")
+                    whole = _pack(record, fate, now + window_ms, hard_until, b"-")[:-1]
+                packed = whole + own if own else bare
+            done[name[0]][name] = packed
             del opened[name], names[key]
         return answers
 
@@ -333,7 +352,7 @@ class MemoryStore:
 
 
 def _rows(keys: list[bytes], *columns: Column[Any]) -> Iterator[tuple[Any, ...]]:
-    return zip(keys, *[spread(column, len(keys)) for column in columns], strict=True)
+    return zip(keys, *[c if type(c) is list else repeat(c) for c in columns], strict=False)
 
 
 class _Calendar:

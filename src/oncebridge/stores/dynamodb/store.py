@@ -16,7 +16,8 @@ replicas are refused: two Regions could claim the same event.
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 import msgspec
@@ -30,12 +31,7 @@ from oncebridge.base.clock import Clock, ms
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError, StoreUnavailable
 from oncebridge.stores.api import Record
-from oncebridge.stores.conditional import (
-    ConditionalStore,
-    RecordChange,
-    RecordChanged,
-    VersionedRecord,
-)
+from oncebridge.stores.conditional import ConditionalStore, Records
 from oncebridge.stores.dynamodb.table import DynamoDBTable, advice
 
 _T = TypeVar("_T")
@@ -48,7 +44,6 @@ _ARN = re.compile(
 )
 _LONGEST_WAIT_S: Final = 120
 _PROBE: Final = b"oncebridge probe"
-_NOTHING: Final = Record(_PROBE, b"", b"", 0, 0, b"", None, b"", 0, 0)
 _WARN_EVERY_MS: Final = 60_000
 _PAGE: Final = 1000
 _COUNT_EVERY_S: Final = 600.0
@@ -190,20 +185,11 @@ class DynamoDBStore(ConditionalStore):
             await self._check_expiry()
         if self._clock is None:
             self._check_clock()
-        await self._check_permissions()
+        with _as_config_error():
+            await self._table.check_form()
+            # There is no such item; it is about the permission.
+            await self._table.write(Records([_PROBE]), [b"never"])
         self._is_open = True
-
-    async def _check_permissions(self) -> None:
-        """Read and change an item that does not exist, so that missing permissions are found."""
-        try:
-            await self._table.read([_PROBE])
-            await self._table.change(
-                [RecordChange(_PROBE, VersionedRecord(None, b"never"), _NOTHING)]
-            )
-        except StoreUnavailable:
-            raise
-        except StoreError as error:
-            raise ConfigError("", str(error)) from error
 
     async def _connect(self) -> None:
         try:
@@ -214,15 +200,16 @@ class DynamoDBStore(ConditionalStore):
     async def _describe(self) -> _Table | None:
         asked = {"TableName": self._name}
         try:
-            answer = await self._table.call("DescribeTable", asked, ("ResourceNotFoundException",))
+            with _as_config_error():
+                answer = await self._table.call(
+                    "DescribeTable", asked, ("ResourceNotFoundException",)
+                )
         except AwsError:
             return None
-        except StoreUnavailable:
-            raise
-        except StoreError as error:
+        except ConfigError:
             if self._clock is None:
                 self._check_clock()  # a wrong clock may be why the signature was refused
-            raise ConfigError("", str(error)) from error
+            raise
         return _read(_described, answer).table
 
     def _check(self, table: _Table) -> None:
@@ -282,9 +269,6 @@ class DynamoDBStore(ConditionalStore):
             _log.warning("oncebridge.dynamodb_clock_is_off", extra=extra)
         return now
 
-    async def now_ms(self) -> int:
-        return self._table.now_ms()
-
     # --- state ---------------------------------------------------------------------------
 
     async def health(self) -> Mapping[str, int | None]:
@@ -339,21 +323,11 @@ class DynamoDBStore(ConditionalStore):
             entries, self._purge_from = await self._table.scan(
                 self._purge_from, page, consistent=False
             )
-            gone += await self._remove(entries)
+            gone += await self._remove_past(entries)
             self._to_read = (
                 self._to_read - len(entries) if self._purge_from else 0
             )  # once round is enough
         return gone
-
-    async def _remove(self, entries: Sequence[VersionedRecord]) -> int:
-        now = self._table.now_ms()
-        past = [
-            RecordChange(entry.record.key, entry, None)
-            for entry in entries
-            if entry.record is not None and entry.record.keep_until_ms + self._margin_ms <= now
-        ]
-        answers = await self._table.change(past)
-        return sum(isinstance(answer, RecordChanged) for answer in answers)
 
     # --- creating the table --------------------------------------------------------------
 
@@ -377,14 +351,8 @@ class DynamoDBStore(ConditionalStore):
             "KeySchema": [{"AttributeName": "k", "KeyType": "HASH"}],
             "BillingMode": "PAY_PER_REQUEST",
         }
-        try:
+        with _as_config_error(), suppress(AwsError):  # another process is creating it
             await self._table.call("CreateTable", asked, ("ResourceInUseException",))
-        except AwsError:
-            pass  # another process is creating it
-        except StoreUnavailable:
-            raise
-        except StoreError as error:
-            raise ConfigError("", str(error)) from error
 
     async def _wait_until_active(self) -> _Table:
         now_s = asyncio.get_running_loop().time
@@ -422,12 +390,16 @@ class DynamoDBStore(ConditionalStore):
         self._is_open = False
         await self._client.aclose()
 
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
+@contextmanager
+def _as_config_error() -> Iterator[None]:
+    """Raise `ConfigError` for what no retry solves."""
+    try:
+        yield
+    except StoreUnavailable:
+        raise
+    except StoreError as error:
+        raise ConfigError("", str(error)) from error
 
 
 def _read(decode: Callable[[bytes], _T], body: bytes) -> _T:

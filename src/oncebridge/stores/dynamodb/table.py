@@ -2,7 +2,8 @@
 A DynamoDB table of records, written with conditions.
 
 An item has the key `k`, the encoded record `r`, and `x`, the second after which DynamoDB may
-remove it. The condition of a change is that `r` has exactly the bytes that were read.
+remove it. The condition of a write is that `r` has exactly the bytes that were read, so these
+bytes are the version of a record. One more item has the form of all records, and never expires.
 
 Writes are batches of statements, which DynamoDB runs and answers one by one. The texts of the
 statements are constant; all values are parameters.
@@ -19,16 +20,16 @@ from msgspec import UNSET, Struct, UnsetType, field
 from oncebridge.aws.client import AwsClient, AwsError, NotSent, Unclear
 from oncebridge.base.clock import Clock
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
-from oncebridge.stores.api import NoAnswer, Record
+from oncebridge.stores.api import Column, NoAnswer, spread
 from oncebridge.stores.conditional import (
-    ChangeAnswer,
-    RecordChange,
-    RecordChanged,
-    RecordDiffers,
+    Records,
     VersionedRecord,
-    change_in_turn,
+    mapped,
+    places_of,
+    version_of,
+    write_in_turn,
 )
-from oncebridge.stores.record_encoding import decode_record, encode_record
+from oncebridge.stores.record_encoding import FORM, check_form, decode_record, encode_records
 
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
@@ -36,12 +37,17 @@ _Item = TypeVar("_Item")
 _STATEMENTS: Final = 25
 _READS: Final = 100
 _LONGEST_KEY: Final = 2048
-_DIGESTED: Final = b"oncebridge:sha256:"
+_OURS: Final = b"oncebridge:"
+"""No key begins so in the table: one that does is replaced by its digest."""
+_DIGESTED: Final = _OURS + b"sha256:"
+_FORM: Final = _OURS + b"form"
 _DAY_S: Final = 86_400
 _PAUSE_S: Final = 0.05
 
-_DIFFERS: Final = RecordDiffers()
+_UNREAD: Final = NoAnswer("DynamoDB throttles: it did not read this key")
 _encode = msgspec.json.Encoder().encode
+
+_Values = tuple[dict[str, bytes], dict[str, str], dict[str, bytes]]
 
 _CONFLICT_CODES = frozenset({"ConditionalCheckFailed", "DuplicateItem", "TransactionConflict"})
 """Another worker has written the item, or is writing it; reading again shows the result."""
@@ -115,7 +121,7 @@ class DynamoDBTable:
         self._clock = clock
         self._timeout_s = timeout_s
         # The name was checked; all values are parameters.
-        self._insert = f"INSERT INTO \"{name}\" VALUE {{'k': ?, 'r': ?, 'x': ?}}"
+        self._insert = f"INSERT INTO \"{name}\" VALUE {{'r': ?, 'x': ?, 'k': ?}}"
         self._update = f'UPDATE "{name}" SET r = ?, x = ? WHERE k = ? AND r = ?'  # noqa: S608
 
     def now_ms(self) -> int:
@@ -124,21 +130,57 @@ class DynamoDBTable:
     async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
         return await _in_chunks(keys, _READS, self._read)
 
-    async def change(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
-        written = [change for change in changes if change.after is not None]
-        done = iter(await _in_chunks(written, _STATEMENTS, self._write))
-        if len(written) == len(changes):
-            return [*done]
-        removed = [change for change in changes if change.after is None]
-        gone = iter(await _in_chunks(removed, 1, self._remove))
-        return [next(gone if change.after is None else done) for change in changes]
+    async def write(self, records: Records, before: Column[bytes | None]) -> list[Any]:
+        items, versions = self._items(records)
+        statements = [
+            {"Statement": self._insert, "Parameters": item}
+            if expected is None
+            else {"Statement": self._update, "Parameters": (*item, {"B": expected})}
+            for item, expected in zip(items, spread(before, len(items)), strict=True)
+        ]
+        answers = await _in_chunks(statements, _STATEMENTS, self._execute)
+        self.written += len(statements)
+        return [
+            version if answer is True else answer
+            for version, answer in zip(versions, answers, strict=True)
+        ]
 
-    async def change_together(
-        self, groups: Sequence[Sequence[RecordChange]]
-    ) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
+    async def write_together(
+        self, records: Records, before: Column[VersionedRecord | None], sizes: Sequence[int]
+    ) -> list[Any]:
         if not self.has_transactions:
-            return await change_in_turn(self, groups)
-        return await _in_chunks(groups, 1, self._transact)
+            return await write_in_turn(self, records, before, sizes)
+        items, versions = self._items(records)
+        expected = spread(mapped(version_of, before), len(items))
+        groups = places_of(sizes)
+        ones = [places.start for places in groups if len(places) == 1]
+        alone = iter(await self.write(records.select(ones), [expected[at] for at in ones]))
+        puts = [
+            [self._put(items[at], expected[at]) for at in places]
+            for places in groups
+            if len(places) > 1
+        ]
+        together = iter(await _in_chunks(puts, 1, self._transact))
+        answers: list[Any] = []
+        for places in groups:
+            answer = next(alone if len(places) == 1 else together)
+            answers += [versions[at] if answer is True else answer for at in places]
+        return answers
+
+    async def remove(self, keys: Sequence[bytes], before: Sequence[Any]) -> list[bool | NoAnswer]:
+        return await _in_chunks([*zip(keys, before, strict=True)], 1, self._remove)
+
+    async def check_form(self) -> None:
+        """Raise `ConfigError` if the records have another form; write ours to a new table."""
+        insert = f"INSERT INTO \"{self._name}\" VALUE {{'r': ?, 'k': ?}}"  # it has no end
+        statement = {"Statement": insert, "Parameters": ({"B": FORM}, {"B": _FORM})}
+        (found,) = await self._stored([_FORM])
+        while found is None:
+            (answer,) = await self._execute([statement])
+            (found,) = [answer] if isinstance(answer, NoAnswer) else await self._stored([_FORM])
+        if isinstance(found, NoAnswer):
+            raise StoreUnavailable(found.reason)
+        check_form(found.r.value, f"the DynamoDB table {self._name}")
 
     async def scan(
         self, place: bytes, limit: int, *, consistent: bool = True
@@ -153,7 +195,8 @@ class DynamoDBTable:
             asked["ExclusiveStartKey"] = {"k": {"B": place}}
         page = _read(_page, await self.call("Scan", asked))
         following = page.last_evaluated_key
-        return [_entry(item) for item in page.items], following.k.value if following else b""
+        entries = [_entry(item) for item in page.items if item.k.value != _FORM]
+        return entries, following.k.value if following else b""
 
     async def call(self, operation: str, asked: Any, expected: Collection[str] = ()) -> bytes:
         """Call an operation; raise `StoreError`, or `AwsError` if its code is *expected*."""
@@ -173,103 +216,92 @@ class DynamoDBTable:
     # --- chunks ----------------------------------------------------------------------------
 
     async def _read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
+        found = await self._stored(_places(keys))
+        return [_entry(item) if isinstance(item, _Stored) else item for item in found]
+
+    async def _stored(self, places: Sequence[bytes]) -> list[_Stored | NoAnswer | None]:
         now_s = asyncio.get_running_loop().time
         ends, pause = now_s() + self._timeout_s, _PAUSE_S
-        places = [_place(key) for key in keys]
-        entries: dict[bytes, VersionedRecord] = {}
+        found: dict[bytes, _Stored | NoAnswer] = {}
         unread: Sequence[bytes] = places
         while True:
             asked = {"Keys": [{"k": {"B": place}} for place in unread], "ConsistentRead": True}
             answer = await self.call("BatchGetItem", {"RequestItems": {self._name: asked}})
-            found = _read(_found, answer)
-            for items in found.responses.values():
-                entries |= {item.k.value: _entry(item) for item in items}
-            unread = [key.k.value for left in found.unprocessed_keys.values() for key in left.keys]
+            page = _read(_found, answer)
+            for items in page.responses.values():
+                found |= {item.k.value: item for item in items}
+            unread = [key.k.value for left in page.unprocessed_keys.values() for key in left.keys]
             if not unread or now_s() + pause > ends:
-                break
+                found |= dict.fromkeys(unread, _UNREAD)
+                return [found.get(place) for place in places]
             await asyncio.sleep(pause)
             pause *= 2
-        unread_answers = dict.fromkeys(
-            unread, NoAnswer("DynamoDB throttles: it did not read this key")
-        )
-        return [unread_answers.get(place) or entries.get(place) for place in places]
 
-    async def _write(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
+    def _items(self, records: Records) -> tuple[list[_Values], list[bytes]]:
+        """Return the values of `r`, `x` and `k`, and the versions that the records will have."""
+        keys = records.keys
+        places = _places(keys)
+        inside = [b"" if place is key else key for place, key in zip(places, keys, strict=True)]
+        versions = encode_records(records, inside)
+        # DynamoDB expires items by its own clock, whichever clock decides here; so never too early.
         soonest_ms = self._client.clock.local()
-        statements: list[dict[str, Any]] = []
-        entries: list[VersionedRecord] = []
-        for change in changes:
-            key, entry, ends = _written(change, soonest_ms)
-            entries.append(entry)
-            after = {"B": entry.version}
-            if change.before is None:
-                statements.append({"Statement": self._insert, "Parameters": (key, after, ends)})
-            else:
-                before = {"B": change.before.version}
-                values = (after, ends, key, before)
-                statements.append({"Statement": self._update, "Parameters": values})
+        ends = mapped(
+            lambda keep_until_ms: {"N": str(max(keep_until_ms, soonest_ms) // 1000 + _DAY_S)},
+            records.keep_until_ms,
+        )
+        values = zip(versions, spread(ends, len(keys)), places, strict=True)
+        return [({"B": version}, end, {"B": place}) for version, end, place in values], versions
+
+    async def _execute(self, statements: Sequence[Any]) -> list[Any]:
+        """Run statements; return True for each that has written, None where its condition failed."""
         answer = await self.call("BatchExecuteStatement", {"Statements": statements})
         results = _read(_results, answer).responses
-        if len(results) != len(changes):
+        if len(results) != len(statements):
             raise StoreUnavailable("DynamoDB answered for another number of statements")
-        answers = [
-            RecordChanged(entry) if result.error is UNSET else self._refused([result.error])
-            for result, entry in zip(results, entries, strict=True)
+        return [
+            True if result.error is UNSET else self._refused([result.error]) for result in results
         ]
-        self.written += len(changes)
-        return answers
 
-    async def _remove(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
+    async def _remove(self, items: Sequence[tuple[bytes, bytes]]) -> list[bool]:
         """Remove one item; a statement would not report whether it existed."""
-        (change,) = changes
-        asked = {
-            "TableName": self._name,
-            "Key": {"k": {"B": _place(change.key)}},
-            **_condition(change.before),
-        }
+        ((key, before),) = items
+        (place,) = _places([key])
+        asked = {"TableName": self._name, "Key": {"k": {"B": place}}, **_condition(before)}
         expected = ("ConditionalCheckFailedException", "TransactionConflictException")
         try:
             answer = await self.call("DeleteItem", asked, expected)
         except AwsError:
-            return [_DIFFERS]
+            return [False]
         _read(_an_object, answer)
-        return [RecordChanged(None)]
+        return [True]
 
-    async def _transact(
-        self, groups: Sequence[Sequence[RecordChange]]
-    ) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
+    def _put(self, values: _Values, before: bytes | None) -> dict[str, Any]:
+        item = dict(zip("rxk", values, strict=True))
+        return {"Put": {"TableName": self._name, "Item": item, **_condition(before)}}
+
+    async def _transact(self, groups: Sequence[list[dict[str, Any]]]) -> list[Any]:
         """
-        Write one group.
+        Write one group; return True, or None if a condition failed.
 
         Without a ClientRequestToken: with it, DynamoDB would confirm a repeated request for ten
         minutes, even if the claim was taken over meanwhile. A repeated claim reads the item instead.
         """
-        (group,) = groups
-        soonest_ms = self._client.clock.local()
-        written = [_written(change, soonest_ms) for change in group]
-        puts = [
-            {
-                "TableName": self._name,
-                "Item": {"k": key, "r": {"B": entry.version}, "x": ends},
-                **_condition(change.before),
-            }
-            for change, (key, entry, ends) in zip(group, written, strict=True)
-        ]
-        asked = {"TransactItems": [{"Put": put} for put in puts]}
+        (puts,) = groups
+        asked = {"TransactItems": puts}
         try:
             answer = await self.call("TransactWriteItems", asked, ("TransactionCanceledException",))
         except AwsError as error:
             return [self._refused(_read(_cancelled, error.body).cancellation_reasons)]
         _read(_an_object, answer)  # another server's page does not confirm anything
-        return [[RecordChanged(entry) for _, entry, _ in written]]
+        return [True]
 
-    def _refused(self, failures: Sequence[_StatementError]) -> RecordDiffers | NoAnswer:
+    def _refused(self, failures: Sequence[_StatementError]) -> NoAnswer | None:
         for failure in failures:
             if failure.code in _FINAL_CODES:
                 raise StoreError(advice(failure.code, failure.message or "", self._name))
         codes = [failure.code for failure in failures if failure.code != "None"]
         if _CONFLICT_CODES.intersection(codes):
-            return _DIFFERS
+            return None
         return NoAnswer(f"DynamoDB: {', '.join(codes)}")
 
 
@@ -296,16 +328,19 @@ async def _in_chunks(
     return answers
 
 
-def _place(key: bytes) -> bytes:
+def _places(keys: Sequence[bytes]) -> list[bytes]:
     """
-    Return the `k` of an item.
+    Return the `k` of items.
 
-    A key that DynamoDB does not accept is replaced by its digest, and so is a key that looks like
-    a digest. The record then contains the key.
+    A key that DynamoDB does not accept is replaced by its digest, and so is one that looks like
+    an item of ours. The record then contains the key.
     """
-    if 0 < len(key) <= _LONGEST_KEY and not key.startswith(_DIGESTED):
-        return key
-    return _DIGESTED + sha256(key).digest()
+    return [
+        key
+        if 0 < len(key) <= _LONGEST_KEY and not key.startswith(_OURS)
+        else _DIGESTED + sha256(key).digest()
+        for key in keys
+    ]
 
 
 def _entry(item: _Stored) -> VersionedRecord:
@@ -314,22 +349,10 @@ def _entry(item: _Stored) -> VersionedRecord:
     return VersionedRecord(decode_record(version, key), version)
 
 
-def _written(
-    change: RecordChange, soonest_ms: int
-) -> tuple[dict[str, Any], VersionedRecord, dict[str, str]]:
-    """Return the values of `k`, `r` (with the record that it means) and `x`."""
-    place, record = _place(change.key), change.after
-    assert isinstance(record, Record)  # noqa: S101 - removals are not written
-    entry = VersionedRecord(record, encode_record(record, with_key=place is not change.key))
-    # DynamoDB expires items by its own clock, whichever clock decides here; so never too early.
-    ends = max(record.keep_until_ms, soonest_ms) // 1000 + _DAY_S
-    return {"B": place}, entry, {"N": str(ends)}
-
-
-def _condition(before: VersionedRecord | None) -> dict[str, Any]:
+def _condition(before: bytes | None) -> dict[str, Any]:
     if before is None:
         return {"ConditionExpression": "attribute_not_exists(k)"}
-    values = {":r": {"B": before.version}}
+    values = {":r": {"B": before}}
     return {"ConditionExpression": "r = :r", "ExpressionAttributeValues": values}
 
 

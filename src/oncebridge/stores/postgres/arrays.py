@@ -1,75 +1,123 @@
 """
-Requests as arrays, one per field, as the functions in the database take them.
+Columns of requests as arrays, as the functions in the database take them.
 
-Arrays of `bytea` are encoded and decoded here, in the server's binary format. The driver can do
-that too, but checks for every element whether it is an array, which takes most of the time.
+A value that applies to all items is an array of one element. Arrays of `bytea` and `bigint` are
+encoded here, in the server's binary format. The driver can do that too, but checks for every
+element whether it is an array, which takes most of the time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from struct import Struct
 from typing import Any, Final, TypeVar
 
-from oncebridge.stores.api import Commit, Release
+from oncebridge.stores.api import Column, Columns, Memories, Record, Wants
 
 _T = TypeVar("_T")
 
 _LONGEST_KEY: Final = 1000
 """Fits into an index; the limit there is about 2,700 bytes."""
 
-_BYTEA: Final = 17  # the number of the type
-_FRONT: Final = Struct(">iiI")  # dimensions, whether there are NULLs, type of the elements
-_DIMENSION: Final = Struct(">ii")  # how many, counted from
+_BYTEA: Final = 17  # the numbers of the types
+_INT8: Final = 20
+_EMPTY: Final = Struct(">iiI")  # dimensions, whether there are NULLs, type of the elements
+_FRONT: Final = Struct(">iiIii")  # the same; how many, counted from
+_DIMENSION: Final = _FRONT.size - _EMPTY.size
 _SIZE: Final = Struct(">i")
 _NULL: Final = _SIZE.pack(-1)
+_NUMBER: Final = Struct(">iq")  # size and value
+_ONE_NUMBER: Final = Struct(">iiIiiiq")  # all of it, as most arrays of numbers have one
 
 
-def commit_arrays(commits: Sequence[Commit]) -> tuple[Any, ...]:
-    """Return commits as the arrays that the functions `commit` and `settle` take."""
+def claim_arrays(wants: Wants) -> tuple[Any, ...]:
+    """Return claims as the arrays that the function `claim` takes."""
+    sizes, lasts = wants.sizes, list[int]()
+    columns: Iterable[Column[Any]]
+    columns = wants.token, wants.generation, wants.lease_ms, wants.keep_ms, wants.memo
+    if sizes is not None:
+        columns = [_per_key(column, sizes) for column in columns]
+        for size in sizes:
+            lasts += [len(lasts) + size] * size
+    keys, wholes = stored_keys(wants.keys)
+    return keys, *map(as_array, (*columns, wants.hash, wants.slide_ms)), lasts, wholes
+
+
+def arrays(batch: Columns[Any]) -> tuple[Any, ...]:
+    """Return a batch as the arrays that the function for it takes: one per field, in order."""
+    columns = [getattr(batch, name) for name in batch.__struct_fields__[1:]]
+    return stored_keys(batch.keys)[0], *map(as_array, columns)
+
+
+def remember_arrays(memories: Memories) -> tuple[Any, ...]:
+    """Return memories as the arrays that the function `remember` takes."""
+    return *arrays(memories), stored_keys(memories.keys)[1]
+
+
+def load_arrays(records: Sequence[Record]) -> tuple[Any, ...]:
+    """Return records as the arrays that the function `load` takes."""
+    keys, wholes = stored_keys([record.key for record in records])
     return (
-        stored_keys([asked.key for asked in commits]),
-        [asked.generation for asked in commits],
-        folded([int(asked.fate) for asked in commits]),
-        folded([asked.window_ms for asked in commits]),
-        folded([asked.hard_ms for asked in commits]),
-        _given([asked.memo for asked in commits]),
+        [record.until_ms for record in records],
+        [record.keep_until_ms for record in records],
+        [record.hard_until_ms for record in records],
+        [record.attempts for record in records],
+        [record.fate or 0 for record in records],
+        keys,
+        [record.token for record in records],
+        [record.generation for record in records],
+        [record.hash for record in records],
+        [record.memo for record in records],
+        wholes,
     )
 
 
-def release_arrays(releases: Sequence[Release]) -> tuple[Any, ...]:
-    """Return releases as the arrays that the functions `release` and `settle` take."""
+def as_array(column: Column[_T]) -> list[_T]:
+    """Return a column as an array; a value that applies to all items is an array of one."""
+    return column if isinstance(column, list) else [column]
+
+
+def stored_keys(keys: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """
+    Return keys that fit into an index, and the full keys in the positions of shortened ones.
+
+    A shortened key equals no other key. The second list is empty if no key was shortened.
+    """
+    if max(map(len, keys), default=0) <= _LONGEST_KEY:
+        return keys, []
     return (
-        stored_keys([asked.key for asked in releases]),
-        [asked.token for asked in releases],
-        folded([asked.delay_ms for asked in releases]),
-        folded([asked.keep_ms for asked in releases]),
-        folded([asked.unsent for asked in releases]),
-        _given([asked.memo for asked in releases]),
+        [
+            key if len(key) <= _LONGEST_KEY else key[: _LONGEST_KEY - 31] + sha256(key).digest()
+            for key in keys
+        ],
+        [key if len(key) > _LONGEST_KEY else b"" for key in keys],
     )
 
 
-def encode_array(values: Sequence[bytes | None]) -> bytes:
-    """Return an array of `bytea` in the server's binary format."""
+def _per_key(column: Column[_T], sizes: Sequence[int]) -> list[_T]:
+    """Return a column with one value per event as one with a value per key."""
+    if not isinstance(column, list):
+        return [column]
+    return [value for value, size in zip(column, sizes, strict=True) for _ in range(size)]
+
+
+def encode_bytes(values: Sequence[Any]) -> bytes:
+    """Return bytes, or None for NULL, as an array of `bytea` in the server's binary format."""
     if not values:
-        return _FRONT.pack(0, 0, _BYTEA)
-    front = _FRONT.pack(1, None in values, _BYTEA) + _DIMENSION.pack(len(values), 1)
-    given = [value for value in values if value is not None]
-    sizes = set(map(len, given))
-    if len(sizes) == 1 and len(given) == len(values):  # tokens, generations, and nearly all keys
-        return _SIZE.pack(sizes.pop()).join([front, *given])
+        return _EMPTY.pack(0, 0, _BYTEA)
+    sizes = {None if value is None else len(value) for value in values}
+    front = _FRONT.pack(1, None in sizes, _BYTEA, len(values), 1)
+    if len(sizes) == 1 and None not in sizes:  # one value, and nearly all keys and memos
+        return _SIZE.pack(sizes.pop()).join([front, *values])
     pieces = [front]
     for value in values:
         pieces += (_NULL,) if value is None else (_SIZE.pack(len(value)), value)
     return b"".join(pieces)
 
 
-def decode_array(data: bytes) -> list[bytes | None]:
+def decode_bytes(data: bytes) -> list[bytes | None]:
     """Return the elements of an array of `bytea` in the server's binary format."""
-    dimensions, _, _ = _FRONT.unpack_from(data)
     values: list[bytes | None] = []
-    if not dimensions:
-        return values
-    at = _FRONT.size + dimensions * _DIMENSION.size
+    at = _first_element(data)
     while at < len(data):
         (size,) = _SIZE.unpack_from(data, at)
         at += _SIZE.size
@@ -78,25 +126,21 @@ def decode_array(data: bytes) -> list[bytes | None]:
     return values
 
 
-def _given(memos: list[bytes | None]) -> list[bytes | None]:
-    return [] if memos.count(None) == len(memos) else memos
+def encode_numbers(values: Sequence[int]) -> bytes:
+    """Return an array of `bigint` in the server's binary format."""
+    if len(values) == 1:
+        return _ONE_NUMBER.pack(1, 0, _INT8, 1, 1, 8, values[0])
+    if not values:
+        return _EMPTY.pack(0, 0, _INT8)
+    front = _FRONT.pack(1, 0, _INT8, len(values), 1)
+    return b"".join([front, *[_NUMBER.pack(8, value) for value in values]])
 
 
-def folded(values: list[_T]) -> list[_T]:
-    """Return one element if all are equal, otherwise all."""
-    return values[:1] if values and values.count(values[0]) == len(values) else values
+def decode_numbers(data: bytes) -> list[int]:
+    """Return the elements of an array of `bigint`, none of them NULL."""
+    return [value for _, value in _NUMBER.iter_unpack(data[_first_element(data) :])]
 
 
-def stored_keys(keys: Sequence[bytes]) -> list[bytes]:
-    """Return keys that fit into an index; a shortened key equals no other key."""
-    return [
-        key if len(key) <= _LONGEST_KEY else key[: _LONGEST_KEY - 31] + sha256(key).digest()
-        for key in keys
-    ]
-
-
-def whole_keys(keys: Sequence[bytes]) -> list[bytes]:
-    """Return the full keys of those that were shortened, in their positions; empty if none was."""
-    if max(map(len, keys)) <= _LONGEST_KEY:
-        return []
-    return [key if len(key) > _LONGEST_KEY else b"" for key in keys]
+def _first_element(data: bytes) -> int:
+    dimensions, _, _ = _EMPTY.unpack_from(data)
+    return _EMPTY.size + int(dimensions) * _DIMENSION

@@ -47,8 +47,11 @@ _ARRAYS: Final = [
 ]
 """Types that the driver would otherwise query on every connection. It sets `jit` for that, which a
 pooler may apply to another client's session. These numbers never change."""
-_BYTEA_ARRAY: Final = (1001, "_bytea", "pg_catalog", (), "scalar")
-"""A type that we encode ourselves, so it is a scalar for the driver."""
+_CODECS: Final = (
+    (1001, "_bytea", arrays.encode_bytes, arrays.decode_bytes),
+    (1016, "_int8", arrays.encode_numbers, arrays.decode_numbers),
+)
+"""Types that we encode ourselves; they are scalars for the driver."""
 
 
 class NotConnected(OncebridgeError):
@@ -77,19 +80,18 @@ class Link:
         self.connection = connection
         self.born_s = self.used_s = asyncio.get_running_loop().time()
         self._is_direct: bool | None = None
-        self._statements: dict[str, PreparedStatement[Any]] = {}
+        self.statements: dict[str, PreparedStatement[Any]] = {}
 
-    async def fetch(self, query: str, *args: Any) -> list[Any]:
+    async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[Any]:  # noqa: ASYNC109 - the driver's
         """Run a statement; one round trip, except for the first time."""
-        return await (await self.prepared(query)).fetch(*args)
+        statement = self.statements.get(query) or await self.prepared(query)
+        return await statement.fetch(*args, timeout=timeout)
 
     async def prepared(self, query: str) -> "PreparedStatement[Any]":
-        statement = self._statements.get(query)
-        if statement is None:
-            name = f"oncebridge_{len(self._statements)}" if await self._asks_the_server() else ""
-            statement = await self.connection.prepare(query, name=name)
-            self._statements[query] = statement
-        return statement
+        if query not in self.statements:
+            name = f"oncebridge_{len(self.statements)}" if await self._asks_the_server() else ""
+            self.statements[query] = await self.connection.prepare(query, name=name)
+        return self.statements[query]
 
     async def _asks_the_server(self) -> bool:
         if self._is_direct is None:
@@ -136,7 +138,27 @@ class Pool:
 
     async def fetch(self, query: str, *args: Any) -> list[Any]:
         """Run one statement that is safe to run twice."""
-        return await self.run(lambda link: link.fetch(query, *args))
+        # Usually a connection is idle and has prepared it; then the driver alone limits the time.
+        left, seconds, loop = None, self._timeout_s, asyncio.get_running_loop()
+        link = None if self._loop is not loop or self._slots.locked() else self._idle_link()
+        if link is not None and query not in link.statements:
+            self._idle.append(link)
+        elif link is not None:
+            ends_s = loop.time() + seconds
+            await self._slots.acquire()  # at once, as one is free
+            try:
+                return await self._run_on(link, lambda _: link.fetch(query, *args, timeout=seconds))
+            except TimeoutError:
+                raise NoReply(f"{self.address.shown!r}: no answer within {seconds:g}s") from None
+            except NoReply:  # it was lost since it was last used
+                pass
+            except asyncpg.PostgresError as error:
+                if error.sqlstate not in _RETRYABLE:
+                    raise
+            finally:
+                self._slots.release()
+            left = timedelta(seconds=max(ends_s - loop.time(), 0))
+        return await self.run(lambda link: link.fetch(query, *args), within=left)
 
     async def run(
         self,
@@ -153,7 +175,7 @@ class Pool:
         errors of the server are raised as they are.
         """
         self._use_running_loop()
-        seconds = within.total_seconds() if within else self._timeout_s
+        seconds = self._timeout_s if within is None else within.total_seconds()
         stage = _Stage()
         try:
             async with asyncio.timeout(seconds), self._slots:
@@ -200,7 +222,7 @@ class Pool:
             raise
         except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
             self._settle(link, True)
-            if isinstance(error, ValueError):  # an argument that the driver cannot write
+            if isinstance(error, ValueError | TimeoutError):  # cannot be written, or is too slow
                 raise
             raise NoReply(f"{self.address.shown!r}: {_error_text(error)}") from error
         except BaseException:
@@ -311,9 +333,10 @@ class Pool:
             raise NotConnected(f"{what}{_error_text(error)}") from error
         settings: Any = connection.get_settings()
         with suppress(AttributeError, TypeError):  # then the driver encodes them, which is slower
-            settings.add_python_codec(
-                *_BYTEA_ARRAY, arrays.encode_array, arrays.decode_array, "binary"
-            )
+            for oid, name, encode, decode in _CODECS:
+                settings.add_python_codec(
+                    oid, name, "pg_catalog", (), "scalar", encode, decode, "binary"
+                )
         with suppress(AttributeError, KeyError, TypeError):  # then the driver queries them
             settings.register_data_types(_ARRAYS)  # last, as the codec above discards them
         return Link(connection)

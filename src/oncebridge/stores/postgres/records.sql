@@ -19,88 +19,95 @@ CREATE TABLE IF NOT EXISTS @records@ (
     whole_key     bytea    NOT NULL   -- of a key that is too long for an index; else empty
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 
--- The functions below all have the same settings. Their plans are cached, and a table that was
--- empty when the plan was made must not be scanned sequentially later. Rows are locked in the
--- order of their keys, as a nested loop does, or two batches would wait for each other. A
--- statement that still waits after its client has gone releases its locks after lock_timeout.
+-- The functions below all have the same settings. Plans are made once and do not depend on the
+-- values: planning takes longer than a small batch, and a table that was empty at the time must not
+-- be scanned sequentially later. Rows are locked in the order of their keys, as a nested loop does,
+-- or two batches would wait for each other. A statement that still waits after its client has gone
+-- releases its locks after lock_timeout.
 --
--- Arrays are parallel, one element per item. An array of one element applies to all items, an
--- empty one to none. told is the time, if a test sets it.
+-- Arrays are parallel, with one element per item, or one element that applies to all items; keys
+-- always has all. An empty array means none. The memos of commits and releases may be NULL.
+-- told is the time, if a test sets it.
 
 CREATE OR REPLACE FUNCTION @now@(told bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(told, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 $$;
 
 -- Claim: one element per part. lasts has the last part of the want that a part belongs to, and
--- is empty if every want has one part. Returns the time (verdict 0, number), and the parts that are
--- not simply "held as requested, first attempt":
+-- is empty if every want has one part. Returns the parts that are not simply "held as requested,
+-- first attempt", and a last row with no part and the time:
 --   1 held: attempts, generation, memo      2 duplicate: fate, memo
 --   3 busy: milliseconds left               4 mismatch: memo
 --   5 repeat the call with careful: another worker is changing this row
 -- Without careful, new rows are inserted first, and then locks of other rows cannot be waited for:
 -- that would be out of order. Wants of several parts, and sliding windows, need careful.
 CREATE OR REPLACE FUNCTION @claim@(
-    careful boolean, keys bytea[], hashes bytea[], tokens bytea[], generations bytea[],
-    memos bytea[], leases bigint[], keeps bigint[], slides bigint[], lasts integer[],
+    careful boolean, keys bytea[], tokens bytea[], generations bytea[], leases bigint[],
+    keeps bigint[], memos bytea[], hashes bytea[], slides bigint[], lasts bigint[],
     wholes bytea[], told bigint
-) RETURNS TABLE (part integer, verdict integer, number bigint, generation bytea, memo bytea)
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET lock_timeout = '10s'
+) RETURNS TABLE (
+    now_ms bigint, part integer, verdict integer, number bigint, generation bytea, memo bytea
+)
+LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE
-    now_ms  bigint    := @now@(told);
-    written integer   := 0;
-    locked  boolean   := false;
+    written integer;
+    locked  boolean := false;
     rest    integer[];             -- parts that have no answer yet
     later   integer[];             -- those of them that need a write, and so a lock
-    taken   integer[] := '{}';     -- parts to take
-    slid    integer[] := '{}';     -- parts whose window is pushed
-    ours    bytea[]   := '{}';     -- keys that this very call has put here,
-    undone  bytea[]   := '{}';     -- and those among them whose want is refused after all
+    taken   integer[];             -- parts to take
+    slid    integer[];             -- parts whose window is pushed
+    ours    bytea[];               -- keys that this very call has put here,
+    undone  bytea[];               -- and those among them whose want is refused after all
     seen    record;
     want    integer;
     against integer;               -- what decides the present want
     waits   boolean;
 BEGIN
-    -- Nearly all keys are new: insert them, and return if none existed.
+    now_ms := @now@(told);
+    -- Nearly all keys are new: insert them, and return if none existed. ON CONFLICT would search
+    -- the index once more for each, and so it is left to the rare call that another one overtakes.
     IF NOT careful THEN
-        INSERT INTO @records@
-        SELECT now_ms + a.lease, now_ms + a.lease + a.keep, 0, 1, 0,
-            a.key, a.token, a.generation, a.hash, a.memo, a.whole
-        FROM (
-            SELECT u.key, u.token, u.generation, u.memo,
-                coalesce(u.hash, hashes[1], '') AS hash, coalesce(u.whole, '') AS whole,
-                coalesce(u.lease, leases[1]) AS lease, coalesce(u.keep, keeps[1]) AS keep
-            FROM unnest(keys, hashes, tokens, generations, memos, leases, keeps, wholes)
-                AS u(key, hash, token, generation, memo, lease, keep, whole)
-        ) AS a
-        -- An existing row is decided below, without waiting for its lock.
-        WHERE NOT EXISTS (SELECT FROM @records@ AS k WHERE k.key = a.key)
-        ORDER BY a.key
-        ON CONFLICT (key) DO NOTHING;
-        GET DIAGNOSTICS written = ROW_COUNT;
-    END IF;
-    IF written < cardinality(keys) THEN
-        rest := ARRAY(SELECT generate_subscripts(keys, 1));
+        BEGIN
+            INSERT INTO @records@
+            SELECT now_ms + a.lease, now_ms + a.lease + coalesce(keeps[a.i], keeps[1]), 0, 1, 0,
+                a.key, coalesce(tokens[a.i], tokens[1]), coalesce(generations[a.i], generations[1]),
+                coalesce(hashes[a.i], hashes[1]), coalesce(memos[a.i], memos[1]),
+                coalesce(wholes[a.i], '')
+            FROM (
+                SELECT u.key, u.i::integer AS i, coalesce(leases[u.i::integer], leases[1]) AS lease
+                FROM unnest(keys) WITH ORDINALITY AS u(key, i)
+            ) AS a
+            -- An existing row is decided below, without waiting for its lock.
+            WHERE NOT EXISTS (SELECT FROM @records@ AS k WHERE k.key = a.key)
+            ORDER BY a.key;
+            GET DIAGNOSTICS written = ROW_COUNT;
+        EXCEPTION WHEN unique_violation THEN
+            careful := true;  -- all inserts and their locks are undone
+        END;
+        IF written = cardinality(keys) THEN
+            RETURN NEXT;
+            RETURN;
+        END IF;
     END IF;
 
-    WHILE cardinality(rest) > 0 LOOP
+    rest := ARRAY(SELECT generate_subscripts(keys, 1));
+    LOOP
         -- Decide by the existing rows. The first time without a lock: most claims are refused
         -- here, and an answer that was true during the call is a true answer.
         now_ms := @now@(told);
-        later := '{}';
+        later := NULL;
         want := NULL;
         FOR seen IN
             SELECT p.* FROM (
-                SELECT i AS part, coalesce(lasts[i], i) AS last,
+                SELECT i AS part, coalesce(lasts[i]::integer, i) AS last,
                     r.key, r.generation, r.attempts, r.fate, r.memo,
                     r.until_ms - now_ms AS remaining,
                     -- 1 to 4 refuse the claim, in this order; 5 can be claimed, 6 is held
                     CASE
                         WHEN r.key IS NULL THEN 5
-                        WHEN r.fate = 0 AND r.token = tokens[i] AND r.token <> '' THEN 6
+                        WHEN r.fate = 0 AND r.token = a.token AND r.token <> '' THEN 6
                         WHEN r.until_ms <= now_ms THEN 5
                         WHEN r.fate = 0 THEN 2
                         WHEN r.hash <> a.hash AND r.hash <> '' AND a.hash <> '' THEN 3
@@ -109,14 +116,17 @@ BEGIN
                     END AS objection,
                     r.fate <> 0 AND a.slide > 0 AND r.hard_until_ms > 0
                         AND least(now_ms + a.slide, r.hard_until_ms) > r.until_ms AS slides,
-                    r.generation = generations[i] AND r.attempts = 1 AND r.memo = memos[i]
-                        AS as_asked
+                    r.generation = a.generation AND r.attempts = 1 AND r.memo = a.memo AS as_asked
                 FROM unnest(rest) AS i
                 CROSS JOIN LATERAL (
-                    SELECT coalesce(hashes[i], hashes[1], '') AS hash,
-                        coalesce(slides[i], slides[1], 0) AS slide
+                    SELECT coalesce(tokens[i], tokens[1]) AS token,
+                        coalesce(generations[i], generations[1]) AS generation,
+                        coalesce(memos[i], memos[1]) AS memo,
+                        coalesce(hashes[i], hashes[1]) AS hash,
+                        coalesce(slides[i], slides[1]) AS slide
                 ) AS a
                 LEFT JOIN @records@ AS r ON r.key = keys[i]
+                OFFSET 0  -- keeps the planner from repeating these expressions below
             ) AS p
             WHERE p.objection <> 6 OR NOT p.as_asked OR cardinality(lasts) > 0
             ORDER BY p.last, p.objection,
@@ -156,26 +166,25 @@ BEGIN
                 RETURN NEXT;
             END IF;
         END LOOP;
-        EXIT WHEN locked;
+        EXIT WHEN locked OR later IS NULL;
 
         -- Lock the rest and decide again, since time may have passed.
         IF careful THEN
             -- In one statement and in the order of keys: insert missing rows, lock existing ones.
             WITH put AS (
                 INSERT INTO @records@ AS r
-                SELECT now_ms + a.lease, now_ms + a.lease + a.keep, 0, 1, 0,
-                    keys[i], tokens[i], generations[i], coalesce(hashes[i], hashes[1], ''),
-                    memos[i], coalesce(wholes[i], '')
-                FROM unnest(later) AS i
-                CROSS JOIN LATERAL (
-                    SELECT coalesce(leases[i], leases[1]) AS lease,
-                        coalesce(keeps[i], keeps[1]) AS keep
+                SELECT now_ms + a.lease, now_ms + a.lease + coalesce(keeps[a.i], keeps[1]), 0, 1, 0,
+                    keys[a.i], coalesce(tokens[a.i], tokens[1]),
+                    coalesce(generations[a.i], generations[1]), coalesce(hashes[a.i], hashes[1]),
+                    coalesce(memos[a.i], memos[1]), coalesce(wholes[a.i], '')
+                FROM (
+                    SELECT i, coalesce(leases[i], leases[1]) AS lease FROM unnest(later) AS i
                 ) AS a
-                ORDER BY keys[i]
+                ORDER BY keys[a.i]
                 ON CONFLICT (key) DO UPDATE SET token = r.token WHERE false
                 RETURNING r.key
             )
-            SELECT coalesce(array_agg(key), '{}') INTO ours FROM put;
+            SELECT array_agg(key) INTO ours FROM put;
             EXIT WHEN cardinality(ours) = cardinality(later);  -- all are new
             rest := later;
         ELSE
@@ -184,38 +193,40 @@ BEGIN
                 FOR UPDATE OF r SKIP LOCKED
             );
             RETURN QUERY
-            SELECT i, 5, 0::bigint, ''::bytea, ''::bytea FROM unnest(later) AS i
+            SELECT now_ms, i, 5, 0::bigint, ''::bytea, ''::bytea FROM unnest(later) AS i
             WHERE i <> ALL (rest);
         END IF;
         locked := true;
     END LOOP;
 
-    IF cardinality(taken) > 0 THEN
+    IF taken IS NOT NULL THEN
         RETURN QUERY
         WITH changed AS (
             UPDATE @records@ AS r
             SET until_ms = now_ms + a.lease, keep_until_ms = now_ms + a.lease + a.keep,
-                hard_until_ms = 0, fate = 0, token = tokens[a.i],
+                hard_until_ms = 0, fate = 0, token = coalesce(tokens[a.i], tokens[1]),
                 -- Other content starts a new generation of the key, and so does a claim after the window.
                 attempts = CASE WHEN a.goes_on THEN r.attempts + 1 ELSE 1 END,
-                generation = CASE WHEN a.goes_on THEN r.generation ELSE generations[a.i] END,
+                generation = CASE WHEN a.goes_on THEN r.generation ELSE a.generation END,
                 hash = CASE WHEN a.goes_on AND r.hash <> '' THEN r.hash ELSE a.hash END,
-                memo = CASE WHEN a.goes_on THEN r.memo ELSE memos[a.i] END
+                memo = CASE WHEN a.goes_on THEN r.memo ELSE a.memo END
             FROM (
                 SELECT i, k.key, h.hash, coalesce(leases[i], leases[1]) AS lease,
-                    coalesce(keeps[i], keeps[1]) AS keep,
+                    coalesce(keeps[i], keeps[1]) AS keep, coalesce(memos[i], memos[1]) AS memo,
+                    coalesce(generations[i], generations[1]) AS generation,
                     k.fate = 0 AND (k.hash = h.hash OR k.hash = '' OR h.hash = '') AS goes_on
                 FROM unnest(taken) AS i
-                CROSS JOIN LATERAL (SELECT coalesce(hashes[i], hashes[1], '') AS hash) AS h
+                CROSS JOIN LATERAL (SELECT coalesce(hashes[i], hashes[1]) AS hash) AS h
                 JOIN @records@ AS k ON k.key = keys[i]
             ) AS a
             WHERE r.key = a.key
-            RETURNING a.i, r.attempts, r.generation, r.memo
+            RETURNING a.i, r.attempts, r.generation, r.memo,
+                r.attempts = 1 AND r.generation = a.generation AND r.memo = a.memo AS as_asked
         )
-        SELECT c.i, 1, c.attempts::bigint, c.generation, c.memo FROM changed AS c
-        WHERE c.attempts <> 1 OR c.generation <> generations[c.i] OR c.memo <> memos[c.i];
+        SELECT now_ms, c.i, 1, c.attempts::bigint, c.generation, c.memo FROM changed AS c
+        WHERE NOT c.as_asked;
     END IF;
-    IF cardinality(slid) > 0 THEN
+    IF slid IS NOT NULL THEN
         UPDATE @records@ AS r SET until_ms = a.until, keep_until_ms = a.until
         FROM (
             SELECT k.key,
@@ -224,62 +235,57 @@ BEGIN
         ) AS a
         WHERE r.key = a.key;
     END IF;
-    IF cardinality(undone) > 0 THEN
+    IF undone IS NOT NULL THEN
         DELETE FROM @records@ WHERE key = ANY (undone);
     END IF;
-    part := 0;
-    verdict := 0;
-    number := now_ms;
-    generation := '';
-    memo := '';
+    part := NULL;
     RETURN NEXT;
 END
 $$;
 
 -- Commit. Returns only the items that were not committed now: 1 already, 2 fenced.
 CREATE OR REPLACE FUNCTION @commit@(
-    keys bytea[], generations bytea[], fates smallint[], windows bigint[], hards bigint[],
+    keys bytea[], generations bytea[], fates bigint[], windows bigint[], hards bigint[],
     memos bytea[], told bigint
 ) RETURNS TABLE (part integer, verdict integer)
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET lock_timeout = '10s'
+LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE
-    now_ms bigint := @now@(told);
-    done   integer[];
+    now_ms      bigint := @now@(told);
+    memo_of_all bytea  := CASE WHEN cardinality(memos) = 1 THEN memos[1] END;
+    done        integer[];
 BEGIN
     WITH changed AS (
         UPDATE @records@ AS r
-        SET until_ms = now_ms + a.kept, keep_until_ms = now_ms + a.kept, token = '', fate = a.fate,
+        SET until_ms = now_ms + a.kept, keep_until_ms = now_ms + a.kept, token = '',
+            fate = coalesce(fates[a.i], fates[1]),
             hard_until_ms = CASE WHEN a.hard > 0 THEN now_ms + a.hard ELSE 0 END,
-            memo = coalesce(a.memo, r.memo)
+            memo = coalesce(memos[a.i], memo_of_all, r.memo)
         FROM (
-            SELECT u.key, u.generation, u.memo, u.part, coalesce(u.fate, fates[1]) AS fate,
-                coalesce(u.kept, windows[1]) AS kept, coalesce(u.hard, hards[1], 0) AS hard
-            FROM unnest(keys, generations, fates, windows, hards, memos)
-                WITH ORDINALITY AS u(key, generation, fate, kept, hard, memo, part)
+            SELECT u.key, u.i::integer AS i, coalesce(windows[u.i::integer], windows[1]) AS kept,
+                coalesce(hards[u.i::integer], hards[1]) AS hard
+            FROM unnest(keys) WITH ORDINALITY AS u(key, i)
             ORDER BY u.key
         ) AS a
-        WHERE r.key = a.key AND r.fate = 0 AND r.generation <> ''
-            AND r.generation = substr(a.generation, 1, length(r.generation))
-        RETURNING a.part::integer
+        WHERE r.key = a.key AND r.fate = 0 AND r.generation <> '' AND r.generation
+            = substr(coalesce(generations[a.i], generations[1]), 1, length(r.generation))
+        RETURNING a.i
     )
-    SELECT array_agg(part) INTO done FROM changed;
+    SELECT array_agg(i) INTO done FROM changed;
     IF cardinality(done) = cardinality(keys) THEN
         RETURN;
     END IF;
     RETURN QUERY
-    SELECT a.part::integer,
+    SELECT i,
         CASE
-            WHEN r.fate <> 0 AND r.generation <> ''
-                AND r.generation = substr(a.generation, 1, length(r.generation)) THEN 1
+            WHEN r.fate <> 0 AND r.generation <> '' AND r.generation
+                = substr(coalesce(generations[i], generations[1]), 1, length(r.generation)) THEN 1
             ELSE 2
         END
-    FROM unnest(keys, generations) WITH ORDINALITY AS a(key, generation, part)
-    LEFT JOIN @records@ AS r ON r.key = a.key
-    WHERE a.part <> ALL (coalesce(done, '{}'));
+    FROM generate_subscripts(keys, 1) AS i
+    LEFT JOIN @records@ AS r ON r.key = keys[i]
+    WHERE i <> ALL (coalesce(done, '{}'));
 END
 $$;
 
@@ -287,14 +293,12 @@ $$;
 -- Returns only the items that were not written: 1 a key was committed already, 2 a key or a register
 -- belongs to another worker now.
 CREATE OR REPLACE FUNCTION @settle@(
-    commit_items integer[], commit_keys bytea[], generations bytea[], fates smallint[],
-    windows bigint[], hards bigint[], commit_memos bytea[],
-    release_items integer[], release_keys bytea[], tokens bytea[], delays bigint[],
-    keeps bigint[], unsents boolean[], release_memos bytea[], told bigint
+    commit_items bigint[], release_items bigint[],
+    release_keys bytea[], tokens bytea[], delays bigint[], keeps bigint[], release_memos bytea[],
+    unsents bigint[], commit_keys bytea[], generations bytea[], fates bigint[], windows bigint[],
+    hards bigint[], commit_memos bytea[], told bigint
 ) RETURNS TABLE (part integer, verdict integer)
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET lock_timeout = '10s'
+LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -309,15 +313,19 @@ BEGIN
         SELECT a.item, min(a.verdict) FROM (
             SELECT commit_items[i] AS item,
                 CASE
-                    WHEN coalesce(r.generation, '') = ''
-                        OR r.generation <> substr(generations[i], 1, length(r.generation)) THEN 2
+                    WHEN coalesce(r.generation, '') = '' OR r.generation
+                        <> substr(coalesce(generations[i], generations[1]), 1, length(r.generation))
+                        THEN 2
                     WHEN r.fate <> 0 THEN 1
                 END AS verdict
             FROM generate_subscripts(commit_keys, 1) AS i
             LEFT JOIN @records@ AS r ON r.key = commit_keys[i]
             UNION ALL
             SELECT release_items[i],
-                CASE WHEN coalesce(r.token, '') = '' OR r.token <> tokens[i] THEN 2 END
+                CASE
+                    WHEN coalesce(r.token, '') = '' OR r.token <> coalesce(tokens[i], tokens[1])
+                        THEN 2
+                END
             FROM generate_subscripts(release_keys, 1) AS i
             LEFT JOIN @records@ AS r ON r.key = release_keys[i]
         ) AS a
@@ -327,118 +335,104 @@ BEGIN
         refused := refused || part;
         RETURN NEXT;
     END LOOP;
-    UPDATE @records@ AS r
-    SET until_ms = now_ms + a.kept, keep_until_ms = now_ms + a.kept, token = '', fate = a.fate,
-        hard_until_ms = CASE WHEN a.hard > 0 THEN now_ms + a.hard ELSE 0 END,
-        memo = coalesce(a.memo, r.memo)
-    FROM (
-        SELECT commit_keys[i] AS key, commit_memos[i] AS memo, coalesce(fates[i], fates[1]) AS fate,
-            coalesce(windows[i], windows[1]) AS kept, coalesce(hards[i], hards[1], 0) AS hard
-        FROM generate_subscripts(commit_keys, 1) AS i
-        WHERE commit_items[i] <> ALL (refused)
-    ) AS a
-    WHERE r.key = a.key;
-    UPDATE @records@ AS r
-    SET until_ms = now_ms + a.delay, keep_until_ms = now_ms + a.delay + a.keep, token = '',
-        attempts = CASE WHEN a.unsent THEN greatest(r.attempts - 1, 0) ELSE r.attempts END,
-        memo = coalesce(a.memo, r.memo)
-    FROM (
-        SELECT release_keys[i] AS key, release_memos[i] AS memo,
-            coalesce(delays[i], delays[1], 0) AS delay, coalesce(keeps[i], keeps[1], 0) AS keep,
-            coalesce(unsents[i], unsents[1], false) AS unsent
-        FROM generate_subscripts(release_keys, 1) AS i
-        WHERE release_items[i] <> ALL (refused)
-    ) AS a
-    WHERE r.key = a.key;
+    -- A key that is NULL matches no row.
+    PERFORM FROM @commit@(
+        ARRAY(
+            SELECT CASE WHEN commit_items[i] <> ALL (refused) THEN commit_keys[i] END
+            FROM generate_subscripts(commit_keys, 1) AS i
+        ), generations, fates, windows, hards, commit_memos, now_ms
+    );
+    PERFORM FROM @release@(
+        ARRAY(
+            SELECT CASE WHEN release_items[i] <> ALL (refused) THEN release_keys[i] END
+            FROM generate_subscripts(release_keys, 1) AS i
+        ), tokens, delays, keeps, release_memos, unsents, now_ms
+    );
 END
 $$;
 
--- Release. Returns the items that were released.
+-- Release. Returns only the items that were not released: 1 fenced. unsents is 1 for an attempt that
+-- does not count.
 CREATE OR REPLACE FUNCTION @release@(
-    keys bytea[], tokens bytea[], delays bigint[], keeps bigint[], unsents boolean[],
-    memos bytea[], told bigint
-) RETURNS integer[]
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET lock_timeout = '10s'
+    keys bytea[], tokens bytea[], delays bigint[], keeps bigint[], memos bytea[],
+    unsents bigint[], told bigint
+) RETURNS TABLE (part integer, verdict integer)
+LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE
-    now_ms bigint := @now@(told);
-    done   integer[];
+    now_ms      bigint := @now@(told);
+    memo_of_all bytea  := CASE WHEN cardinality(memos) = 1 THEN memos[1] END;
 BEGIN
+    RETURN QUERY
     WITH changed AS (
         UPDATE @records@ AS r
-        SET until_ms = now_ms + a.delay, keep_until_ms = now_ms + a.delay + a.keep, token = '',
-            attempts = CASE WHEN a.unsent THEN greatest(r.attempts - 1, 0) ELSE r.attempts END,
-            memo = coalesce(a.memo, r.memo)
+        SET until_ms = now_ms + a.delay,
+            keep_until_ms = now_ms + a.delay + coalesce(keeps[a.i], keeps[1]), token = '',
+            attempts = greatest(r.attempts - coalesce(unsents[a.i], unsents[1]), 0),
+            memo = coalesce(memos[a.i], memo_of_all, r.memo)
         FROM (
-            SELECT u.key, u.token, u.memo, u.part, coalesce(u.delay, delays[1], 0) AS delay,
-                coalesce(u.keep, keeps[1], 0) AS keep,
-                coalesce(u.unsent, unsents[1], false) AS unsent
-            FROM unnest(keys, tokens, delays, keeps, unsents, memos)
-                WITH ORDINALITY AS u(key, token, delay, keep, unsent, memo, part)
+            SELECT u.key, u.i::integer AS i, coalesce(delays[u.i::integer], delays[1]) AS delay
+            FROM unnest(keys) WITH ORDINALITY AS u(key, i)
             ORDER BY u.key
         ) AS a
-        WHERE r.key = a.key AND r.token = a.token AND r.token <> ''
-        RETURNING a.part::integer
+        WHERE r.key = a.key AND r.token = coalesce(tokens[a.i], tokens[1]) AND r.token <> ''
+        RETURNING a.i
     )
-    SELECT array_agg(part) INTO done FROM changed;
-    RETURN coalesce(done, '{}');
+    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i
+    WHERE i NOT IN (SELECT c.i FROM changed AS c);
 END
 $$;
 
--- Extend. Returns the items that were extended.
+-- Extend. Returns only the items that were not extended: 1 fenced.
 CREATE OR REPLACE FUNCTION @extend@(
     keys bytea[], tokens bytea[], leases bigint[], told bigint
-) RETURNS integer[]
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET lock_timeout = '10s'
+) RETURNS TABLE (part integer, verdict integer)
+LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE
     now_ms bigint := @now@(told);
-    done   integer[];
 BEGIN
+    RETURN QUERY
     WITH changed AS (
         UPDATE @records@ AS r
         SET until_ms = now_ms + a.lease,
             keep_until_ms = r.keep_until_ms + greatest(now_ms + a.lease - r.until_ms, 0)
         FROM (
-            SELECT u.key, u.token, u.part, coalesce(u.lease, leases[1]) AS lease
-            FROM unnest(keys, tokens, leases) WITH ORDINALITY AS u(key, token, lease, part)
+            SELECT u.key, u.i::integer AS i, coalesce(leases[u.i::integer], leases[1]) AS lease
+            FROM unnest(keys) WITH ORDINALITY AS u(key, i)
             ORDER BY u.key
         ) AS a
-        WHERE r.key = a.key AND r.token = a.token AND r.token <> ''
-        RETURNING a.part::integer
+        WHERE r.key = a.key AND r.token = coalesce(tokens[a.i], tokens[1]) AND r.token <> ''
+        RETURNING a.i
     )
-    SELECT array_agg(part) INTO done FROM changed;
-    RETURN coalesce(done, '{}');
+    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i
+    WHERE i NOT IN (SELECT c.i FROM changed AS c);
 END
 $$;
 
--- Remember. Returns the keys that were not known. Known rows are not locked.
+-- Remember. Returns only the items that were not remembered: 1 known. Known rows are not locked.
 CREATE OR REPLACE FUNCTION @remember@(
-    keys bytea[], generations bytea[], fates smallint[], windows bigint[], hashes bytea[],
+    keys bytea[], generations bytea[], fates bigint[], windows bigint[], hashes bytea[],
     memos bytea[], wholes bytea[], told bigint
-) RETURNS bytea[]
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET lock_timeout = '10s'
+) RETURNS TABLE (part integer, verdict integer)
+LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE
     now_ms bigint := @now@(told);
-    done   bytea[];
 BEGIN
+    RETURN QUERY
     WITH changed AS (
         INSERT INTO @records@ AS r
-        SELECT now_ms + coalesce(a.kept, windows[1]), now_ms + coalesce(a.kept, windows[1]), 0, 0,
-            coalesce(a.fate, fates[1]), a.key, '', a.generation, coalesce(a.hash, hashes[1], ''),
-            a.memo, coalesce(a.whole, '')
-        FROM unnest(keys, generations, fates, windows, hashes, memos, wholes)
-            AS a(key, generation, fate, kept, hash, memo, whole)
+        SELECT now_ms + a.kept, now_ms + a.kept, 0, 0, coalesce(fates[a.i], fates[1]), a.key, '',
+            coalesce(generations[a.i], generations[1]), coalesce(hashes[a.i], hashes[1]),
+            coalesce(memos[a.i], memos[1]), coalesce(wholes[a.i], '')
+        FROM (
+            SELECT u.key, u.i::integer AS i, coalesce(windows[u.i::integer], windows[1]) AS kept
+            FROM unnest(keys) WITH ORDINALITY AS u(key, i)
+        ) AS a
         WHERE NOT EXISTS (
             SELECT FROM @records@ AS k WHERE k.key = a.key AND k.until_ms > now_ms
         )
@@ -452,26 +446,24 @@ BEGIN
         WHERE r.until_ms <= @now@(told)
         RETURNING r.key
     )
-    SELECT array_agg(key) INTO done FROM changed;
-    RETURN coalesce(done, '{}');
+    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i
+    WHERE keys[i] NOT IN (SELECT key FROM changed);
 END
 $$;
 
--- Load records of another store. Returns the keys that were written.
+-- Load records of another store. Returns only the items that were not written: 1 known.
 CREATE OR REPLACE FUNCTION @load@(
-    untils bigint[], keep_untils bigint[], hard_untils bigint[], attempts integer[],
-    fates smallint[], keys bytea[], tokens bytea[], generations bytea[], hashes bytea[],
+    untils bigint[], keep_untils bigint[], hard_untils bigint[], attempts bigint[],
+    fates bigint[], keys bytea[], tokens bytea[], generations bytea[], hashes bytea[],
     memos bytea[], wholes bytea[], told bigint
-) RETURNS bytea[]
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET lock_timeout = '10s'
+) RETURNS TABLE (part integer, verdict integer)
+LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE
     now_ms bigint := @now@(told);
-    done   bytea[];
 BEGIN
+    RETURN QUERY
     WITH changed AS (
         INSERT INTO @records@ AS r
         SELECT a.until, a.keep_until, a.hard_until, a.attempts, a.fate, a.key, a.token,
@@ -494,16 +486,14 @@ BEGIN
         WHERE r.fate <> 0 AND r.until_ms <= @now@(told)
         RETURNING r.key
     )
-    SELECT array_agg(key) INTO done FROM changed;
-    RETURN coalesce(done, '{}');
+    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i
+    WHERE keys[i] NOT IN (SELECT key FROM changed);
 END
 $$;
 
 -- Forget. Returns the keys that were removed.
 CREATE OR REPLACE FUNCTION @forget@(keys bytea[], told bigint) RETURNS bytea[]
-LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET lock_timeout = '10s'
+LANGUAGE plpgsql VOLATILE @settings@
 AS $$
 #variable_conflict use_column
 DECLARE

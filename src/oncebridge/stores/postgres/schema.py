@@ -41,10 +41,21 @@ CREATE TABLE IF NOT EXISTS {versions} (
     version integer NOT NULL
 );
 DO $$
+DECLARE
+    found integer := (SELECT version FROM {versions} WHERE name = '{name}');
+    one   regprocedure;
 BEGIN
-    IF (SELECT version FROM {versions} WHERE name = '{name}') > {version} THEN
+    IF found > {version} THEN
         RAISE EXCEPTION '{name} was made by a newer oncebridge; use that one';
     END IF;
+    -- A function whose parameters have changed would stay beside the new one.
+    FOR one IN
+        SELECT oid FROM pg_proc
+        WHERE found < {version} AND pronamespace = to_regnamespace('{schema}')
+            AND proname = ANY ('{{{functions}}}')
+    LOOP
+        EXECUTE 'DROP FUNCTION ' || one;
+    END LOOP;
 END
 $$;
 
@@ -53,6 +64,8 @@ INSERT INTO {versions} VALUES ('{name}', {version})
 ON CONFLICT (name) DO UPDATE SET version = excluded.version;
 COMMIT;
 """
+_SETTINGS = """SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan SET lock_timeout = '10s'"""
 _LOCK = 0x6F6E6365  # any number does, if it is always the same
 
 
@@ -94,7 +107,7 @@ class Layout(Struct, frozen=True, dict=True):
         """The SQL that creates or updates the table, for an administrator to read and run."""
         kind = self.file.removesuffix(".sql")
         index = quoted(f"{self.table}_key")  # an index has no schema of its own
-        names = {kind: self.named(), f"{kind}_key": index}
+        names = {kind: self.named(), f"{kind}_key": index, "settings": _SETTINGS}
         body = _NAME.sub(lambda found: names.get(found[1]) or self.named(found[1]), self._text)
         return _FRAME.format(
             title=self.title,
@@ -105,6 +118,7 @@ class Layout(Struct, frozen=True, dict=True):
             rights=", ".join(self.rights),
             name=self.table,
             lock=_LOCK,
+            functions=", ".join(f"{self.table}_{name}" for name in _FUNCTION.findall(self._text)),
             body=body,
         )
 

@@ -15,7 +15,7 @@ operations are functions in the database (`records.sql`). A duplicate is found b
 writes nothing.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
@@ -26,6 +26,7 @@ from oncebridge.base.clock import Clock
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.stores.api import (
+    HELD,
     Busy,
     Claim,
     ClaimAnswer,
@@ -35,12 +36,10 @@ from oncebridge.stores.api import (
     Commits,
     Duplicate,
     ExtendAnswer,
-    Extension,
     Extensions,
     Fate,
     Held,
     Memories,
-    Memory,
     Mismatch,
     NoAnswer,
     Record,
@@ -49,16 +48,15 @@ from oncebridge.stores.api import (
     Releases,
     RememberAnswer,
     Reply,
-    Want,
     Wants,
 )
 from oncebridge.stores.postgres.address import PostgresAddress, read_address
 from oncebridge.stores.postgres.arrays import (
-    commit_arrays,
-    folded,
-    release_arrays,
+    arrays,
+    claim_arrays,
+    load_arrays,
+    remember_arrays,
     stored_keys,
-    whole_keys,
 )
 from oncebridge.stores.postgres.checks import check_server, check_table, migrate
 from oncebridge.stores.postgres.pool import AccessRefused, Link, NoReply, NotConnected, Pool
@@ -66,9 +64,10 @@ from oncebridge.stores.postgres.schema import Layout, checked_names, choose
 from oncebridge.stores.postgres.writers import Settling
 
 _T = TypeVar("_T")
-_Item = TypeVar("_Item")
+_Chunk = TypeVar("_Chunk", bound=Sized)
+_Batch = TypeVar("_Batch", Wants, Commits, Releases, Extensions, Memories)
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 _CHUNK: Final = 500  # items per statement, so that rows are not locked for long
 
@@ -78,12 +77,11 @@ _ROUND: Final = 50
 _SPREAD: Final = 2654435761  # spreads the pages where workers start to purge
 
 _FATES: Final = (None, *Fate)
-_HELD, _DUPLICATE, _BUSY, _MISMATCH = 1, 2, 3, 4
-_COMMIT_REPLIES: Final[tuple[CommitAnswer, ...]] = (
-    Reply.COMMITTED,
-    Reply.ALREADY,
-    Reply.FENCED,
-)
+# What the functions answer, by the number in their rows; the first one needs no row.
+_COMMITTED: Final[tuple[CommitAnswer, ...]] = (Reply.COMMITTED, Reply.ALREADY, Reply.FENCED)
+_RELEASED: Final[tuple[ReleaseAnswer, ...]] = (Reply.RELEASED, Reply.FENCED)
+_EXTENDED: Final[tuple[ExtendAnswer, ...]] = (Reply.EXTENDED, Reply.FENCED)
+_REMEMBERED: Final[tuple[RememberAnswer, ...]] = (Reply.REMEMBERED, Reply.KNOWN)
 _COLUMNS = """until_ms, keep_until_ms, hard_until_ms, attempts, fate, key, token, generation,
     hash, memo, whole_key"""
 _PASSING = ("08", "25", "40", "53", "55", "57", "58")
@@ -190,112 +188,81 @@ class PostgresStore:
     # --- the operations ----------------------------------------------------------------
 
     async def claim(self, wants: Wants) -> ClaimAnswers:
-        return ClaimAnswers.of(wants, await self._chunks(self._claim, [*wants]))
+        latest = 0
 
-    async def _claim(self, wants: Sequence[Want]) -> list[ClaimAnswer]:
-        answers = await self._claim_once(wants, careful=False)
-        again = [at for at, answer in enumerate(answers) if type(answer) is NoAnswer]
-        if again:
-            retried = await self._claim_once([wants[at] for at in again], careful=True)
-            for at, answer in zip(again, retried, strict=True):
-                answers[at] = answer
-        return answers
+        async def ask(some: Wants) -> list[ClaimAnswer | int]:
+            nonlocal latest
+            each, latest = await self._claim(some)
+            return each
 
-    async def _claim_once(self, wants: Sequence[Want], *, careful: bool) -> list[ClaimAnswer]:
-        parts = [part for want in wants for part in want.parts]
-        lasts: list[int] = []
-        per_part: Sequence[Want] = wants
-        if len(parts) > len(wants):
-            careful = True
-            per_part = [want for want in wants for _ in want.parts]
-            for want in wants:
-                lasts += [len(lasts) + len(want.parts)] * len(want.parts)
-        keys = [part.key for part in parts]
-        slides = folded([part.slide_ms for part in parts])
+        return ClaimAnswers(wants, await self._chunks(ask, _split(wants)), latest)
+
+    async def _claim(
+        self, wants: Wants, *, careful: bool = False
+    ) -> tuple[list[ClaimAnswer | int], int]:
         rows = await self._ask(
             self._statements.claim,
-            careful or slides != [0],
-            stored_keys(keys),
-            folded([part.hash for part in parts]),
-            [want.token for want in per_part],
-            [want.generation for want in per_part],
-            [want.memo for want in per_part],
-            folded([want.lease_ms for want in per_part]),
-            folded([want.keep_ms for want in per_part]),
-            slides,
-            lasts,
-            whole_keys(keys),
+            careful or wants.sizes is not None or wants.slide_ms != 0,
+            *claim_arrays(wants),
             self._test_time(),
         )
-        return _claim_answers(wants, rows)
+        now_ms = rows.pop()["now_ms"]
+        each: list[ClaimAnswer | int] = [HELD] * len(wants)
+        if rows:
+            _note_exceptions(each, wants, rows, now_ms)
+        again = rows and [at for at, answer in enumerate(each) if type(answer) is NoAnswer]
+        if again and not careful:
+            retried, now_ms = await self._claim(wants.select(again), careful=True)
+            for at, answer in zip(again, retried, strict=True):
+                each[at] = answer
+        return each, now_ms
 
     async def commit(self, commits: Commits) -> list[CommitAnswer]:
-        return await self._chunks(self._commit, [*commits])
-
-    async def _commit(self, commits: Sequence[Commit]) -> list[CommitAnswer]:
-        rows = await self._ask(self._statements.commit, *commit_arrays(commits), self._test_time())
-        answers: list[CommitAnswer] = [Reply.COMMITTED] * len(commits)
-        for part, verdict in rows:
-            answers[part - 1] = _COMMIT_REPLIES[verdict]
-        return answers
+        return await self._change(self._statements.commit, arrays, _split(commits), _COMMITTED)
 
     async def release(self, releases: Releases) -> list[ReleaseAnswer]:
-        return await self._chunks(self._release, [*releases])
-
-    async def _release(self, releases: Sequence[Release]) -> list[ReleaseAnswer]:
-        ((done,),) = await self._ask(
-            self._statements.release, *release_arrays(releases), self._test_time()
-        )
-        answers: list[ReleaseAnswer] = [Reply.FENCED] * len(releases)
-        for part in done:
-            answers[part - 1] = Reply.RELEASED
-        return answers
+        return await self._change(self._statements.release, arrays, _split(releases), _RELEASED)
 
     async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
-        return await self._chunks(self._extend, [*extensions])
-
-    async def _extend(self, extensions: Sequence[Extension]) -> list[ExtendAnswer]:
-        ((done,),) = await self._ask(
-            self._statements.extend,
-            stored_keys([asked.key for asked in extensions]),
-            [asked.token for asked in extensions],
-            folded([asked.lease_ms for asked in extensions]),
-            self._test_time(),
-        )
-        answers: list[ExtendAnswer] = [Reply.FENCED] * len(extensions)
-        for part in done:
-            answers[part - 1] = Reply.EXTENDED
-        return answers
+        return await self._change(self._statements.extend, arrays, _split(extensions), _EXTENDED)
 
     async def remember(self, memories: Memories) -> list[RememberAnswer]:
-        return await self._chunks(self._remember, [*memories])
+        chunks = _split(memories)
+        return await self._change(self._statements.remember, remember_arrays, chunks, _REMEMBERED)
 
-    async def _remember(self, memories: Sequence[Memory]) -> list[RememberAnswer]:
-        keys = [asked.key for asked in memories]
-        stored = stored_keys(keys)
-        ((done,),) = await self._ask(
-            self._statements.remember,
-            stored,
-            [asked.generation for asked in memories],
-            folded([int(asked.fate) for asked in memories]),
-            folded([asked.window_ms for asked in memories]),
-            folded([asked.hash for asked in memories]),
-            [asked.memo for asked in memories],
-            whole_keys(keys),
-            self._test_time(),
-        )
-        return _remember_answers(stored, done)
+    async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
+        chunks = [records[at : at + _CHUNK] for at in range(0, len(records), _CHUNK)]
+        return await self._change(self._statements.load, load_arrays, chunks, _REMEMBERED)
+
+    async def _change(
+        self,
+        query: str,
+        as_arguments: Callable[[_Chunk], tuple[Any, ...]],
+        chunks: Sequence[_Chunk],
+        replies: tuple[_T, ...],
+    ) -> list[_T | NoAnswer]:
+        """Call a function that returns only the items which do not have the first of *replies*."""
+
+        async def ask(some: _Chunk) -> list[_T]:
+            rows = await self._ask(query, *as_arguments(some), self._test_time())
+            answers = [replies[0]] * len(some)
+            for part, verdict in rows:
+                answers[part - 1] = replies[verdict]
+            return answers
+
+        return await self._chunks(ask, chunks)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
         found: dict[bytes, Record] = {}
+        stored, _ = stored_keys([*keys])
         for at in range(0, len(keys), _CHUNK):
-            rows = await self._ask(self._statements.peek, stored_keys(keys[at : at + _CHUNK]))
+            rows = await self._ask(self._statements.peek, stored[at : at + _CHUNK])
             found |= {record.key: record for record in map(_record, rows)}
         return [found.get(key) for key in keys]
 
     async def forget(self, keys: Sequence[bytes]) -> list[bool]:
         gone: set[bytes] = set()
-        stored = stored_keys(keys)
+        stored, _ = stored_keys([*keys])
         for at in range(0, len(keys), _CHUNK):
             ((done,),) = await self._ask(
                 self._statements.forget, stored[at : at + _CHUNK], self._test_time()
@@ -353,29 +320,6 @@ class PostgresStore:
         rows = await self._ask(query, place[1:], limit)
         return [_record(row) for row in rows], b">" + rows[-1]["key"] if len(rows) == limit else b""
 
-    async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        return await self._chunks(self._load, records)
-
-    async def _load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        keys = [record.key for record in records]
-        stored = stored_keys(keys)
-        ((done,),) = await self._ask(
-            self._statements.load,
-            [record.until_ms for record in records],
-            [record.keep_until_ms for record in records],
-            [record.hard_until_ms for record in records],
-            [record.attempts for record in records],
-            [int(record.fate or 0) for record in records],
-            stored,
-            [record.token for record in records],
-            [record.generation for record in records],
-            [record.hash for record in records],
-            [record.memo for record in records],
-            whole_keys(keys),
-            self._test_time(),
-        )
-        return _remember_answers(stored, done)
-
     # --- together with a sink in the same database ---------------------------------------
 
     def settling(self, items: Sequence[tuple[Sequence[Commit], Sequence[Release]]]) -> Settling:
@@ -384,23 +328,13 @@ class PostgresStore:
 
         Each item is done completely or not at all.
         """
-        commits = [asked for several, _ in items for asked in several]
-        releases = [asked for _, several in items for asked in several]
-        if not releases and all(len(several) == 1 for several, _ in items):
-            return Settling(
-                self.layout.named("commit"), (*commit_arrays(commits), self._test_time())
-            )
-        numbered = list(enumerate(items, 1))
-        return Settling(
-            self.layout.named("settle"),
-            (
-                [at for at, (several, _) in numbered for _ in several],
-                *commit_arrays(commits),
-                [at for at, (_, several) in numbered for _ in several],
-                *release_arrays(releases),
-                self._test_time(),
-            ),
-        )
+        commits = Commits.of([asked for several, _ in items for asked in several])
+        releases = Releases.of([asked for _, several in items for asked in several])
+        given = *arrays(commits), self._test_time()
+        if not releases.keys and all(len(several) == 1 for several, _ in items):
+            return Settling(self.layout.named("commit"), given)
+        owners = [[at for at, item in enumerate(items, 1) for _ in item[which]] for which in (0, 1)]
+        return Settling(self.layout.named("settle"), (*owners, *arrays(releases), *given))
 
     # --- to the server and back --------------------------------------------------------
 
@@ -414,17 +348,24 @@ class PostgresStore:
             raise _translated(error) from error
 
     async def _chunks(
-        self, ask: Callable[[Sequence[_Item]], Awaitable[list[_T]]], items: Sequence[_Item]
+        self, ask: Callable[[_Chunk], Awaitable[list[_T]]], chunks: Sequence[_Chunk]
     ) -> list[_T | NoAnswer]:
         answers: list[_T | NoAnswer] = []
-        for at in range(0, len(items), _CHUNK):
+        for number, chunk in enumerate(chunks):
             try:
-                answers += await ask(items[at : at + _CHUNK])
+                answers += await ask(chunk)
             except StoreUnavailable as error:
-                if not at:
+                if not number:
                     raise
-                return answers + [NoAnswer(str(error))] * (len(items) - at)
+                return answers + [NoAnswer(str(error))] * sum(map(len, chunks[number:]))
         return answers
+
+
+def _split(batch: _Batch) -> list[_Batch]:
+    starts, count = range(0, len(batch), _CHUNK), len(batch)
+    if len(starts) == 1:
+        return [batch]
+    return [batch.select(range(at, min(at + _CHUNK, count))) for at in starts]
 
 
 class _Statements:
@@ -433,9 +374,9 @@ class _Statements:
     def __init__(self, layout: Layout) -> None:
         table = layout.named()
 
-        def call(name: str, count: int, what: str = "*") -> str:
+        def call(name: str, count: int) -> str:
             arguments = ", ".join(f"${number}" for number in range(1, count + 1))
-            return f"SELECT {what} FROM {layout.named(name)}({arguments})"  # noqa: S608 - our own names, quoted
+            return f"SELECT * FROM {layout.named(name)}({arguments})"  # noqa: S608 - our own names, quoted
 
         self.now = call("now", 1)
         self.claim = call("claim", 12)
@@ -470,46 +411,32 @@ class _Statements:
 # --- rows to answers ---------------------------------------------------------------------
 
 
-def _claim_answers(wants: Sequence[Want], rows: Sequence[Any]) -> list[ClaimAnswer]:
-    now = rows[-1]["number"]
-    rows_by_part = {row["part"]: row for row in rows[:-1]}
-    answers: list[ClaimAnswer] = []
-    at = 0
-    for want in wants:
-        if len(want.parts) == 1 and at + 1 not in rows_by_part:  # the common case by far
-            at += 1
-            first = Held(want.parts[0].key, want.generation, 1, want.memo)
-            answers.append(Claim(want.token, (first,), now))
-            continue
-        held = []
-        refusal: ClaimAnswer | None = None
-        for part in want.parts:
-            at += 1
-            row = rows_by_part.get(at)
-            if row is None:
-                held.append(Held(part.key, want.generation, 1, want.memo))
-            elif row["verdict"] == _HELD:
-                held.append(Held(part.key, row["generation"], row["number"], row["memo"]))
-            else:
-                refusal = _refusal(part.key, row)
-        answers.append(refusal or Claim(want.token, tuple(held), now))
-    return answers
-
-
-def _refusal(key: bytes, row: Any) -> ClaimAnswer:
-    verdict = row["verdict"]
-    if verdict == _DUPLICATE:
-        return Duplicate(key, Fate(row["number"]), row["memo"])
-    if verdict == _BUSY:
-        return Busy(key, row["number"])
-    if verdict == _MISMATCH:
-        return Mismatch(key, row["memo"])
-    return NoAnswer("other workers keep changing this key")
-
-
-def _remember_answers(keys: Sequence[bytes], done: Sequence[bytes]) -> list[RememberAnswer]:
-    taken = frozenset(done)
-    return [Reply.REMEMBERED if key in taken else Reply.KNOWN for key in keys]
+def _note_exceptions(
+    each: list[ClaimAnswer | int], wants: Wants, rows: Sequence[Any], now_ms: int
+) -> None:
+    """Put the answers in *rows*, which are about parts, in the places of their wants in *each*."""
+    keys, sizes = wants.keys, wants.sizes
+    owners = sizes and [at for at, size in enumerate(sizes) for _ in range(size)]
+    held: dict[int, dict[int, Held]] = {}
+    for _, part, verdict, number, generation, memo in rows:
+        place = part - 1
+        key, at = keys[place], owners[place] if owners else place
+        match verdict:
+            case 1:
+                held.setdefault(at, {})[place] = Held(key, generation, number, memo)
+            case 2:
+                each[at] = Duplicate(key, Fate(number), memo)
+            case 3:
+                each[at] = Busy(key, number)
+            case 4:
+                each[at] = Mismatch(key, memo)
+            case _:
+                each[at] = NoAnswer("other workers keep changing this key")
+    for at, known in held.items():
+        want = wants[at]
+        as_asked = [Held(part.key, want.generation, 1, want.memo) for part in want.parts]
+        parts = zip(wants.places(at), as_asked, strict=True)
+        each[at] = Claim(want.token, tuple(known.get(*one) for one in parts), now_ms)
 
 
 def _record(row: Any) -> Record:

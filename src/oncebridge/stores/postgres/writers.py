@@ -17,7 +17,8 @@ from oncebridge.base.options import did_you_mean
 from oncebridge.errors import ConfigError
 from oncebridge.events.event import Event
 from oncebridge.sinks.api import Delivery
-from oncebridge.stores.postgres.arrays import folded, stored_keys
+from oncebridge.stores.api import folded
+from oncebridge.stores.postgres.arrays import as_array, stored_keys
 from oncebridge.stores.postgres.checks import check_table, migrate
 from oncebridge.stores.postgres.pool import Link, Pool
 from oncebridge.stores.postgres.schema import Layout
@@ -246,9 +247,9 @@ _SQL: Final = re.compile(
 def _columns(deliveries: Sequence[Delivery], *, body: bool) -> list[list[Any]]:
     rows = [_row(delivery, body=body) for delivery in deliveries]
     columns = [list(column) for column in zip(*rows, strict=True)]
-    columns[0] = stored_keys(columns[0])
+    columns[0], _ = stored_keys(columns[0])
     return [
-        folded(column) if name != "raw" else column
+        as_array(folded(column)) if name != "raw" else column
         for name, column in zip(_NAMES, columns, strict=True)
     ]
 

@@ -17,15 +17,8 @@ from msgspec.structs import replace
 
 from oncebridge.base.clock import Clock
 from oncebridge.errors import StoreError
-from oncebridge.stores.api import NoAnswer, Record
-from oncebridge.stores.conditional import (
-    ChangeAnswer,
-    RecordChange,
-    RecordChanged,
-    RecordDiffers,
-    VersionedRecord,
-    change_in_turn,
-)
+from oncebridge.stores.api import Column, NoAnswer, Record, spread
+from oncebridge.stores.conditional import Records, VersionedRecord, write_in_turn
 from oncebridge.stores.redis.scripts import (
     KeyBatch,
     decode_record,
@@ -37,15 +30,12 @@ from oncebridge.stores.redis.scripts import (
 RunScript = Callable[[str, KeyBatch], Awaitable[tuple[dict[int, Any], list[int]]]]
 """Run a script; return the outcomes that are not usual, and the time of the server of each key."""
 
-_DIFFERS = RecordDiffers()
-
 
 class _Version(Struct, frozen=True, gc=False):
-    """The stored bytes, the milliseconds to add to its server's time, and what it replaced."""
+    """The stored bytes, and the milliseconds to add to its server's time."""
 
     value: bytes
     shift_ms: int
-    before: VersionedRecord | None = None
 
 
 class ClusterBackend:
@@ -79,60 +69,58 @@ class ClusterBackend:
                 )
         return entries
 
-    async def change(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
-        now = self._now_ms
-        asked = [_swap_arguments(change, now) for change in changes]
-        unusual, times = await self._run_script("swap", KeyBatch([c.key for c in changes], asked))
-        answers: list[ChangeAnswer] = []
-        for at, change in enumerate(changes):
-            if isinstance(problem := unusual.get(at), StoreError):
-                answers.append(NoAnswer(str(problem)))
-            elif at in unusual:
-                answers.append(_DIFFERS)
-            else:
-                answers.append(RecordChanged(self._written(change, times[at], now)))
-        return answers
+    async def write(self, records: Records, before: Column[_Version | None]) -> list[Any]:
+        items = [*zip(records, spread(before, len(records)), strict=True)]
+        asked = [_swap_arguments(record, version, self._now_ms) for record, version in items]
+        unusual, times = await self._run_script("swap", KeyBatch(records.keys, asked))
+        return [
+            self._written(*items[at], times[at])
+            if at not in unusual
+            else NoAnswer(str(unusual[at]))
+            if isinstance(unusual[at], StoreError)
+            else None
+            for at in range(len(items))
+        ]
 
-    async def change_together(
-        self, groups: Sequence[Sequence[RecordChange]]
-    ) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
-        return await change_in_turn(self, groups)
+    async def write_together(
+        self, records: Records, before: Column[VersionedRecord | None], sizes: Sequence[int]
+    ) -> list[Any]:
+        return await write_in_turn(self, records, before, sizes)
 
-    def _written(self, change: RecordChange, time_ms: int, now_ms: int) -> VersionedRecord | None:
+    async def remove(
+        self, keys: Sequence[bytes], before: Sequence[_Version]
+    ) -> list[bool | NoAnswer]:
+        asked = [encode_swap(version.value, b"", 0) for version in before]
+        unusual, _ = await self._run_script("swap", KeyBatch([*keys], asked))
+        return [
+            NoAnswer(str(unusual[at]))
+            if isinstance(unusual.get(at), StoreError)
+            else at not in unusual
+            for at in range(len(keys))
+        ]
+
+    def _written(self, record: Record, before: _Version | None, time_ms: int) -> _Version:
         """Return what the server has stored, exactly."""
-        if change.after is None:
-            return None
-        if change.before is None:
-            there = _shifted(change.after, time_ms - now_ms)
-            return VersionedRecord(
-                change.after, _Version(encode_record(there), self._shift(time_ms))
-            )
-        version: _Version = change.before.version
-        value = _value(change.after, version)
-        return VersionedRecord(change.after, _Version(value, version.shift_ms, change.before))
+        if before is not None:
+            return _Version(_value(record, before), before.shift_ms)
+        there = _shifted(record, time_ms - self._now_ms)
+        return _Version(encode_record(there), self._shift(time_ms))
 
     def _shift(self, time_ms: int) -> int:
         return 0 if self._is_shared_clock else self._clock() - time_ms
 
 
-def _swap_arguments(change: RecordChange, now_ms: int) -> bytes:
-    after = change.after
-    if change.before is None:
-        assert after is not None  # noqa: S101 - a record that does not exist is not removed
-        keep_ms = after.keep_until_ms - after.until_ms
-        return encode_start(encode_record(after), after.until_ms - now_ms, keep_ms)
-    version: _Version = change.before.version
-    value = b"" if after is None else _value(after, version)
-    keep_until_ms = decode_record(change.key, value).keep_until_ms if value else 0
-    return encode_swap(version.value, value, keep_until_ms)
+def _swap_arguments(record: Record, before: _Version | None, now_ms: int) -> bytes:
+    if before is None:
+        keep_ms = record.keep_until_ms - record.until_ms
+        return encode_start(encode_record(record), record.until_ms - now_ms, keep_ms)
+    value = _value(record, before)
+    return encode_swap(before.value, value, decode_record(record.key, value).keep_until_ms)
 
 
-def _value(after: Record, version: _Version) -> bytes:
-    """Return the bytes to store for *after*, in its server's time."""
-    if version.before is not None and after is version.before.record:
-        undone: _Version = version.before.version
-        return undone.value  # exactly as it was
-    return encode_record(_shifted(after, -version.shift_ms))
+def _value(record: Record, before: _Version) -> bytes:
+    """Return the bytes to store for *record*, in its server's time."""
+    return encode_record(_shifted(record, -before.shift_ms))
 
 
 def _shifted(record: Record, by_ms: int) -> Record:

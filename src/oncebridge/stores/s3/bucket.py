@@ -63,13 +63,22 @@ class S3Bucket:
             raise
         return StoredObject(answer.body, _etag(answer))
 
-    async def create(self, name: str, body: bytes) -> str | None:
-        """Write a new object and return its ETag; None if it exists already."""
-        return await self._put(name, body, ("if-none-match", "*"))
+    async def write(self, name: str, body: bytes, before: str | None) -> str | None:
+        """
+        Replace the version *before*, or create the object if that is None.
 
-    async def replace(self, name: str, etag: str, body: bytes) -> str | None:
-        """Replace the version *etag* and return the new ETag; None if it has changed."""
-        return await self._put(name, body, ("if-match", etag))
+        Return the new ETag; None if another version is there.
+        """
+        condition = ("if-none-match", "*") if before is None else ("if-match", before)
+        try:
+            answer = await self._client.request(
+                "PUT", self._root + name, headers=[condition], body=body
+            )
+        except AwsError as error:
+            if error.code in _LOST:
+                return None
+            raise
+        return _etag(answer)
 
     async def remove(self, name: str, etag: str) -> bool:
         """Remove the version *etag*; return False if it has changed."""
@@ -116,17 +125,6 @@ class S3Bucket:
         versioning = document(answer.body, "VersioningConfiguration")
         return versioning.findtext("{*}Status", "").strip() == "Enabled"
 
-    async def _put(self, name: str, body: bytes, condition: tuple[str, str]) -> str | None:
-        try:
-            answer = await self._client.request(
-                "PUT", self._root + name, headers=[condition], body=body
-            )
-        except AwsError as error:
-            if error.code in _LOST:
-                return None
-            raise
-        return _etag(answer)
-
 
 def _etag(answer: ClientResponse) -> str:
     etag = answer.headers.get(b"etag", b"").decode("latin-1")
@@ -144,16 +142,16 @@ async def try_conditions(bucket: S3Bucket, name: str) -> bool:
     """
     if await bucket.read(name) is not None:
         raise ConfigError("", f"the server returns an object {name!r} that was never written")
-    if await bucket.replace(name, _NO_ETAG, b"none") is not None:
+    if await bucket.write(name, b"none", _NO_ETAG) is not None:
         raise ConfigError("", _IGNORED.format("If-Match"))  # where there is nothing to match
-    etag = await bucket.create(name, b"first")
+    etag = await bucket.write(name, b"first", None)
     if etag is None:
         raise ConfigError("", "the server refuses to create an object where there is none")
-    if await bucket.create(name, b"second") is not None:
+    if await bucket.write(name, b"second", None) is not None:
         raise ConfigError("", _IGNORED.format("If-None-Match"))
-    if await bucket.replace(name, _NO_ETAG, b"second") is not None:
+    if await bucket.write(name, b"second", _NO_ETAG) is not None:
         raise ConfigError("", _IGNORED.format("If-Match"))
-    etag = await bucket.replace(name, etag, b"third")
+    etag = await bucket.write(name, b"third", etag)
     if etag is None:
         raise ConfigError("", "the server refuses to replace an object that was just written")
     if await bucket.read(name) != StoredObject(b"third", etag):

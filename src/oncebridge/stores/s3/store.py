@@ -17,10 +17,10 @@ conditions.
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from hashlib import sha256
-from typing import Annotated, ClassVar, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from msgspec.structs import replace
@@ -32,28 +32,35 @@ from oncebridge.aws.xml import first_texts
 from oncebridge.base.clock import Clock, SystemDice, ms
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
-from oncebridge.stores.api import Claim, ClaimAnswer, ClaimAnswers, NoAnswer, Record, Wants
-from oncebridge.stores.conditional import (
-    ChangeAnswer,
-    ConditionalStore,
-    RecordChange,
-    RecordChanged,
-    RecordDiffers,
-    VersionedRecord,
-    change_in_turn,
+from oncebridge.stores.api import (
+    Claim,
+    ClaimAnswer,
+    ClaimAnswers,
+    Column,
+    NoAnswer,
+    Record,
+    Wants,
+    spread,
 )
-from oncebridge.stores.record_encoding import decode_record, encode_record
+from oncebridge.stores.conditional import (
+    ConditionalStore,
+    Records,
+    VersionedRecord,
+    write_in_turn,
+)
+from oncebridge.stores.record_encoding import FORM, check_form, decode_record, encode_records
 from oncebridge.stores.s3.bucket import S3Bucket, try_conditions
 from oncebridge.stores.s3.lifecycle import expiries, write_expiry
 
 _T = TypeVar("_T")
-_Item = TypeVar("_Item")
 
 _log = logging.getLogger("oncebridge")
 
 _LONGEST_NAME: Final = 256
 _RECORD: Final = re.compile(r"(?:[0-9a-f]{2})+|sha256-[0-9a-f]{64}")
 _PROBE: Final = "probe-"
+_FORM: Final = "form"
+"""The object with the form of all records; too large for the lifecycle rule."""
 _UNUSED_KEY: Final = b"oncebridge vitals"
 """A key that has no record."""
 _PAGE: Final = 1000
@@ -70,9 +77,6 @@ From this share of duplicates on, reading before a claim is cheaper than a write
 write costs 12.5 times as much as a read, whether or not its condition holds.
 """
 _AVERAGED_OVER: Final = 200
-
-_DIFFERS: Final = RecordDiffers()
-_GONE: Final = RecordChanged(None)
 
 
 class S3Options(AwsStoreOptions, frozen=True, kw_only=True):
@@ -124,24 +128,25 @@ class _ObjectBackend:
         return self._clock()
 
     async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
-        return await _at_once(self._read, keys)
+        return await _at_once(self._read, map(_name, keys))
 
-    async def change(self, changes: Sequence[RecordChange]) -> list[ChangeAnswer]:
-        return await _at_once(self._change, changes)
+    async def write(self, records: Records, before: Column[str | None]) -> list[Any]:
+        bodies = map(self._body, records, encode_records(records, records.keys))
+        return await _at_once(self._put, records.keys, bodies, spread(before, len(records)))
 
-    async def change_together(
-        self, groups: Sequence[Sequence[RecordChange]]
-    ) -> list[list[RecordChanged] | RecordDiffers | NoAnswer]:
-        return await change_in_turn(self, groups)
+    async def write_together(
+        self, records: Records, before: Column[VersionedRecord | None], sizes: Sequence[int]
+    ) -> list[Any]:
+        return await write_in_turn(self, records, before, sizes)
+
+    async def remove(self, keys: Sequence[bytes], before: Sequence[str]) -> list[bool | NoAnswer]:
+        return await _at_once(self._remove, keys, before)
 
     async def read_names(self, names: Sequence[str]) -> list[VersionedRecord | NoAnswer | None]:
         """Read objects that a listing named."""
-        return await _at_once(self._read_name, [name for name in names if _RECORD.fullmatch(name)])
+        return await _at_once(self._read, [name for name in names if _RECORD.fullmatch(name)])
 
-    async def _read(self, key: bytes) -> VersionedRecord | NoAnswer | None:
-        return await self._read_name(_name(key))
-
-    async def _read_name(self, name: str) -> VersionedRecord | NoAnswer | None:
+    async def _read(self, name: str) -> VersionedRecord | NoAnswer | None:
         try:
             found = await self._bucket.read(name)
             if found is None:
@@ -150,30 +155,21 @@ class _ObjectBackend:
         except _FAILURES as error:
             return NoAnswer(_reason(error))
 
-    async def _change(self, change: RecordChange) -> ChangeAnswer:
+    async def _put(self, key: bytes, body: bytes, before: str | None) -> Any:
         try:
-            if change.after is None:
-                return await self._remove(change)
-            name, body = _name(change.key), self._body(change.after)
-            if change.before is None:
-                etag = await self._bucket.create(name, body)
-            else:
-                etag = await self._bucket.replace(name, change.before.version, body)
+            return await self._bucket.write(_name(key), body, before)
         except _FAILURES as error:
             return NoAnswer(_reason(error))
-        return _DIFFERS if etag is None else RecordChanged(VersionedRecord(change.after, etag))
 
-    async def _remove(self, change: RecordChange) -> ChangeAnswer:
-        if change.before is None:
-            return _GONE
-        name, etag = _name(change.key), change.before.version
-        if self.has_conditional_removal:
-            return _GONE if await self._bucket.remove(name, etag) else _DIFFERS
-        left = await self._bucket.replace(name, etag, _REMOVED)
-        return _DIFFERS if left is None else RecordChanged(VersionedRecord(None, left))
+    async def _remove(self, key: bytes, before: str) -> bool | NoAnswer:
+        try:
+            if self.has_conditional_removal:
+                return await self._bucket.remove(_name(key), before)
+            return await self._bucket.write(_name(key), _REMOVED, before) is not None
+        except _FAILURES as error:
+            return NoAnswer(_reason(error))
 
-    def _body(self, record: Record) -> bytes:
-        body = encode_record(record)
+    def _body(self, record: Record, body: bytes) -> bytes:
         keep_ms = record.keep_until_ms - self._clock()
         if self.rule_ms is None or keep_ms <= self.rule_ms:
             return body
@@ -204,11 +200,12 @@ def _reason(error: Exception) -> str:
     return f"S3: {error}"
 
 
-async def _at_once(ask: Callable[[_Item], Awaitable[_T]], items: Sequence[_Item]) -> list[_T]:
-    """Request all items at once; the client limits how many run."""
-    if len(items) == 1:
-        return [await ask(items[0])]
-    return await asyncio.gather(*map(ask, items))
+async def _at_once(ask: Callable[..., Awaitable[_T]], *columns: Iterable[Any]) -> list[_T]:
+    """Make one request for each row of *columns*, all at once; the client limits how many run."""
+    requests = [*map(ask, *columns)]
+    if len(requests) == 1:
+        return [await requests[0]]
+    return await asyncio.gather(*requests)
 
 
 class S3Store(ConditionalStore):
@@ -282,17 +279,17 @@ class S3Store(ConditionalStore):
 
     async def claim(self, wants: Wants) -> ClaimAnswers:
         looks = self._options.look_first
-        answers = await self._claim(
-            [*wants],
-            read_first=looks == "always"
-            or (looks == "auto" and self._duplicate_share >= _READ_FIRST_SHARE),
-        )
-        if wants:
-            share = sum(map(_found_record, answers)) / len(wants)
-            self._duplicate_share += min(len(wants) / _AVERAGED_OVER, 1) * (
+        reads_first = looks == "auto" and self._duplicate_share >= _READ_FIRST_SHARE
+        if reads_first or looks == "always":
+            answers = await self._claim_known(wants)
+        else:
+            answers = await super().claim(wants)
+        if answers.each:
+            share = sum(map(_found_record, answers.each)) / len(answers)
+            self._duplicate_share += min(len(answers) / _AVERAGED_OVER, 1) * (
                 share - self._duplicate_share
             )
-        return ClaimAnswers.of(wants, answers)
+        return answers
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
         entries, following = await self._read_page(place.decode(), limit)
@@ -309,21 +306,10 @@ class S3Store(ConditionalStore):
         gone = 0
         for looks in range(limit, 0, -_PAGE):
             entries, self._purge_from = await self._read_page(self._purge_from, min(looks, _PAGE))
-            now = self._clock() - self._margin_ms
-            past = [
-                RecordChange(entry.record.key, entry, None)
-                for entry in entries
-                if entry.record is not None and entry.record.keep_until_ms <= now
-            ]
-            gone += sum(
-                type(answer) is RecordChanged for answer in await self._objects.change(past)
-            )
+            gone += await self._remove_past(entries)
             if not self._purge_from:
                 break
         return gone
-
-    async def now_ms(self) -> int:
-        return self._clock()
 
     async def health(self) -> Mapping[str, int | None]:
         """
@@ -342,17 +328,6 @@ class S3Store(ConditionalStore):
 
     async def aclose(self) -> None:
         await self._client.aclose()
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.open()
-        except BaseException:
-            await self.aclose()
-            raise
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
     def _time(self) -> int:
         now = self._client.clock.now_ms()
@@ -385,6 +360,7 @@ class S3Store(ConditionalStore):
         await self._client.open()
         probe = _PROBE + SystemDice().tokens(1)[0].hex()
         self._objects.has_conditional_removal = await try_conditions(self._bucket, probe)
+        await self._check_form()
         self._check_clock()
         keeps_versions, rules = await asyncio.gather(
             self._bucket.keeps_versions(), expiries(self._client, self._prefix)
@@ -411,6 +387,14 @@ class S3Store(ConditionalStore):
                 "s3:GetLifecycleConfiguration",
             },
         )
+
+    async def _check_form(self) -> None:
+        """Check the form of the records in the bucket; write ours if it is new."""
+        found = await self._bucket.read(_FORM)
+        while found is None:
+            await self._bucket.write(_FORM, FORM.ljust(KEPT_SIZE, b"\0"), None)
+            found = await self._bucket.read(_FORM)
+        check_form(found.body[: len(FORM)], "the bucket")
 
     def _check_clock(self) -> None:
         if self._is_timed_by_s3 and not self._client.clock.check(self._max_skew_ms):
@@ -482,10 +466,10 @@ class S3Store(ConditionalStore):
             raise ConfigError("", f"s3://{self._name}: {_advice(error)}") from error
 
 
-def _found_record(answer: ClaimAnswer) -> bool:
+def _found_record(answer: ClaimAnswer | int) -> bool:
     if isinstance(answer, Claim):
         return any(held.attempts > 1 for held in answer.held)
-    return not isinstance(answer, NoAnswer)
+    return not isinstance(answer, int | NoAnswer)
 
 
 def _location(region: str) -> bytes:

@@ -254,9 +254,11 @@ class SQLiteFile:
                 f"(journal mode {mode!r}); put the file on a local disk"
             )
         db.execute("PRAGMA synchronous = FULL")
-        # Keys are random, so every claim touches pages all over the index: cache them, and write
-        # them to the main file less often than every 4 MB, if the disk has room.
-        db.execute("PRAGMA cache_size = -65536")
+        # Small, as SQLite goes through all cached pages at each commit after a page was split, and
+        # the system caches the file as well.
+        db.execute("PRAGMA cache_size = -8192")
+        # Keys are random, so claims change pages all over the index: write them to the main file
+        # less often than every 4 MB, if the disk has room.
         most = wal_limit(self._path, self._longest_log)
         (page_size,) = db.execute("PRAGMA page_size").fetchone()
         db.execute(f"PRAGMA wal_autocheckpoint = {most // page_size}")
