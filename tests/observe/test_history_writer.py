@@ -1,6 +1,7 @@
 """Every arrival that is kept is written once, in bounds, whatever the store does meanwhile."""
 
 import asyncio
+import itertools
 import json
 from collections import Counter
 from contextlib import suppress
@@ -669,6 +670,41 @@ def test_of_one_event_all_copies_are_kept_or_none(arrivals, bits):
         one = bool(sampler.select(together(told)))
         taken.setdefault((number, has_key), set()).add(one)
     assert all(len(answers) == 1 for answers in taken.values())
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 999), st.integers(1, 400)), max_size=30),
+    st.integers(0, 6),
+    st.sampled_from([Verdict.DELIVERED, Verdict.FAILED]),
+)
+@settings(max_examples=examples(50))
+def test_of_a_batch_the_same_are_kept_as_one_by_one(batches, bits, verdict):
+    of, clock, numbers_ = event(), ManualClock(), itertools.count()
+    alone, batched = Sampler(), Sampler()
+    for sampler in (alone, batched):
+        sampler._second, sampler._bits = clock() // 1000, bits
+    for wait_ms, count in batches:
+        clock.advance(wait_ms)
+        told = [
+            decision(n, verdict, of=of, at_ms=clock(), **({} if n % 9 else {"key": b""}))
+            for n in itertools.islice(numbers_, count)
+        ]
+        one_by_one = [at for at, one in enumerate(told) if alone.select(together(one))]
+        assert [*batched.select(together(*told))] == one_by_one
+
+
+def test_of_a_batch_each_row_has_its_own_cause_and_what_is_left_out_is_counted():
+    kept = recorder(MemoryStore(), mode="sample")
+    kept._sampler._second, kept._sampler._bits = NOW_MS // 1000, 2
+    told = [decision(n, Verdict.DUPLICATE, key=b"%d" % n + bytes([n])) for n in range(8)]
+    causes = [Cause.REDELIVERY, None, None, None, Cause.REPLAY, None, None, None]
+    kept.decided(together(*told), causes)
+    rows = [seen.row for seen in kept.rows()]
+    assert [(row.number, row.id, row.cause) for row in rows] == [
+        (1, "id-0", "redelivery"),
+        (2, "id-4", "replay"),
+    ]
+    assert kept.left_out == 6
 
 
 @given(st.binary(min_size=33, max_size=33))

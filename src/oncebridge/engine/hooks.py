@@ -70,7 +70,12 @@ class Decisions(Sequence[Decision]):
     def __iter__(self) -> Iterator[Decision]:
         route, arrived_ms, took_s = self.route, self.arrived_ms, self.took_s
         columns = zip(self.events, self.outcomes, self.attempts, strict=True)
-        return iter([Decision(route, e, o, arrived_ms, took_s, n) for e, o, n in columns])
+        return iter(
+            [
+                Decision(route, event, outcome, arrived_ms, took_s, attempt)
+                for event, outcome, attempt in columns
+            ]
+        )
 
     @overload
     def __getitem__(self, at: int) -> Decision: ...
@@ -144,6 +149,7 @@ def start_traces(
     """Start the traces of *events*; return none at all if the tracer fails."""
     try:
         traces = tracer.arrived(route, tuple(events))
+        # Fails here, not later, if there is not one for each event.
         return [trace for _, trace in zip(events, traces, strict=True)]
     except Exception as error:  # noqa: BLE001 - nor must a tracer
         _log_failure(error)

@@ -96,15 +96,14 @@ class Outcomes:
                 if (trace := batch.traces[row]) is not None:
                     ended(trace, outcome)
         if self._hooks:
-            events, entries = batch.events, batch.entries
-            decisions = Decisions(
-                self._route,
-                [events[row] for row in rows],
-                outcomes,
-                batch.arrived_ms,
-                batch.now() - batch.began,
-                [entries[row].attempt if row in entries else 1 for row in rows]
-                if entries
-                else [1] * len(rows),
-            )
-            call_hooks(self._hooks, decisions)
+            call_hooks(self._hooks, self._decisions(batch, rows, outcomes))
+
+    def _decisions(
+        self, batch: Batch, rows: Sequence[int], outcomes: Sequence[Outcome]
+    ) -> Decisions:
+        events, entries = [*map(batch.events.__getitem__, rows)], batch.entries
+        attempts = [1] * len(rows)
+        if entries:
+            attempts = [entries[row].attempt if row in entries else 1 for row in rows]
+        took_s = batch.now() - batch.began
+        return Decisions(self._route, events, outcomes, batch.arrived_ms, took_s, attempts)

@@ -267,10 +267,8 @@ class Router:
             if self._hooks:
                 events, attempts = [event for _, event in arrivals], [1] * len(arrivals)
                 took_s = now_s() - began_s
-                call_hooks(
-                    self._hooks,
-                    Decisions(UNROUTED, events, outcomes, arrived_ms, took_s, attempts),
-                )
+                decided = Decisions(UNROUTED, events, outcomes, arrived_ms, took_s, attempts)
+                call_hooks(self._hooks, decided)
 
         kept: list[tuple[int, Event]] = []
         discarded: list[tuple[int, Event]] = []

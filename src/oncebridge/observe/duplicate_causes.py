@@ -52,8 +52,7 @@ class DuplicateCauses:
 
     def causes_of(self, decisions: Decisions) -> Sequence[Cause | None]:
         """Return a cause for each; None for first arrivals, and for causes that are not known."""
-        events, outcomes = decisions.events, decisions.outcomes
-        verdict = decisions.verdict
+        events, outcomes, verdict = decisions.events, decisions.outcomes, decisions.verdict
         if verdict is _DELIVERED or verdict is _CONFLICT:
             # A conflict is the first arrival of another event, and may be redelivered as such.
             self._remember(events, outcomes)
