@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from oncebridge import __version__
 from oncebridge.base.options import Doc, Size
 from oncebridge.base.secrets import Address
 from oncebridge.engine.cpu_turns import SMALL
@@ -181,8 +182,6 @@ class HttpSource:
     # --- the life of a source ----------------------------------------------------------
 
     async def open(self, host: Host) -> None:
-        from oncebridge import __version__  # noqa: PLC0415 - the package imports its parts
-
         options = self._options
         self._host = host
         self._context = host.context
