@@ -74,7 +74,7 @@ class NaiveWorker:
         began = monotonic()
         await asyncio.sleep(self._job.latency_s)
         try:
-            (answer,) = await sink.ask("deliver", [(key, 1, began, body)])
+            (answer,) = await sink.ask("deliver", [(key, 1, began, body, False)])
         except GONE:
             return False
         finally:

@@ -10,7 +10,8 @@ repeats by worker and by their number.
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import boto3
 from botocore.config import Config
 from tests.servers import aws, kinesis
 
+from .oracle import Delivery
 from .service import Harness, Service, ServiceReport, ServiceRun
 from .stores import StoreHome
 from .stream import Copy
@@ -31,12 +33,16 @@ key = "content"
 ignore = ["detail.timestamp", "detail.metadata"]
 """
 _FEEDERS = 4
+_AT_ONCE = 10
 _MOST_RECEIVES = 100
 _SHARDS = 4
 
 
 class AwsHarness(Harness):
     """From something at AWS that the harness fills; progress is what arrives at the sink."""
+
+    feeders = _FEEDERS
+    at_once = _AT_ONCE
 
     def __init__(self, plan: ServiceRun, folder: Path, home: StoreHome, endpoint: str) -> None:
         super().__init__(plan, folder, home)
@@ -51,14 +57,14 @@ class AwsHarness(Harness):
     async def run(self) -> ServiceReport:
         """Bring most of it first: workers that are killed should have their hands full."""
         later = [self._queue.pop() for _ in range(len(self._queue) // 3)]
-        await asyncio.gather(*[self._feed() for _ in range(_FEEDERS)])
+        await asyncio.gather(*[self._feed() for _ in range(self.feeders)])
         self._queue.extend(reversed(later))
         return await super().run()
 
     async def _send_all(self) -> None:
         async with asyncio.TaskGroup() as group:
             watch = group.create_task(self._watch())
-            works = [self._strike(), self._change(), *[self._feed() for _ in range(_FEEDERS)]]
+            works = [self._strike(), self._change(), *[self._feed() for _ in range(self.feeders)]]
             await asyncio.gather(*[group.create_task(work) for work in works])
             while len(self._seen) < self._plan.events or await asyncio.to_thread(self._left):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
@@ -76,7 +82,7 @@ class AwsHarness(Harness):
 
     async def _feed(self) -> None:
         while self._queue:
-            copies = [self._queue.popleft() for _ in range(min(10, len(self._queue)))]
+            copies = [self._queue.popleft() for _ in range(min(self.at_once, len(self._queue)))]
             await asyncio.to_thread(self._put, copies)
             self._posts += 1
 
@@ -162,7 +168,15 @@ class QueueHarness(AwsHarness):
 
 
 class StreamHarness(AwsHarness):
-    """From a stream whose shards change in the middle."""
+    """
+    From a stream whose shards change in the middle.
+
+    The four events of a conversation share a partition key: their first deliveries have to be in
+    the order in which they were put. One feeder, so that there is such an order.
+    """
+
+    feeders = 1
+    at_once = 50
 
     def __init__(
         self, plan: ServiceRun, folder: Path, home: StoreHome, server: kinesis.KinesisServer
@@ -170,6 +184,8 @@ class StreamHarness(AwsHarness):
         super().__init__(plan, folder, home, server.endpoint)
         self._server = server
         self._name = server.stream(_SHARDS)
+        self._put_first: dict[int, None] = {}
+        """The events, in the order in which they were put first."""
 
     def _source(self, service: Service) -> list[str]:
         return [
@@ -178,9 +194,13 @@ class StreamHarness(AwsHarness):
         ]
 
     def _put(self, copies: Sequence[Copy]) -> None:
-        # The four neighbours of a conversation share a partition key, and so an order.
         pairs = [(f"{copy.event // 4}", self._stream.render(copy)) for copy in copies]
         self._server.put(self._name, pairs)
+        self._put_first.update(dict.fromkeys(copy.event for copy in copies))
+
+    async def _look_at_the_dead(self) -> None:
+        await super()._look_at_the_dead()
+        self._history.faults += out_of_order(self._put_first, self._history.deliveries)
 
     async def _change(self) -> None:
         """Split a shard, and merge two others: four end, and five are open then."""
@@ -203,6 +223,23 @@ class StreamHarness(AwsHarness):
         parents = {one.get(kind) for one in shards for kind in kinds}
         shards.sort(key=lambda one: int(one["HashKeyRange"]["StartingHashKey"]))
         return [one["ShardId"] for one in shards if one["ShardId"] not in parents]
+
+
+def out_of_order(put: Iterable[int], deliveries: Iterable[Delivery]) -> list[str]:
+    """Return the conversations whose first deliveries are not in the order of *put*."""
+    expected, arrived = _by_conversation(put), _by_conversation(one.event for one in deliveries)
+    return [
+        f"conversation {number} was put as {order} and delivered as {arrived[number]}"
+        for number, order in expected.items()
+        if arrived[number] != order
+    ]
+
+
+def _by_conversation(events: Iterable[int]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for event in dict.fromkeys(events):
+        found[event // 4].append(event)
+    return found
 
 
 def _arn(queue: str) -> str:

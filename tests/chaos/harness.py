@@ -27,7 +27,7 @@ from tests.stores.proxy import Fault, Proxy
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
 
 from .fleet import Fleet
-from .oracle import Delivery, History, Judgement, judge
+from .oracle import Delivery, History, Judgement, judge, judge_shadow
 from .sqs import Queue
 from .stores import SinkHome, StoreHome, by_a_wire, home_of
 from .stream import Stream
@@ -53,6 +53,10 @@ class Run:
     """
     apart: bool = False
     """Deliver and commit in two steps, where the sink would do it in one: a control."""
+    shadow: bool = False
+    """Deliver every message, and only count what would have been dropped."""
+    fails_open: bool = False
+    """Deliver without a claim while the store is down."""
     events: int = 5000
     duplicates: float = 0.3
     workers: int = 4
@@ -101,6 +105,8 @@ class Report:
     cuts: int
     copies: int
     receives: int
+    unprotected: int
+    """Deliveries without a claim, because the store was down."""
     seconds: float
 
     @property
@@ -170,6 +176,8 @@ class Harness:
             history=self._history,
             dice=self._killer_dice,
         )
+        self._received: Counter[int] = Counter()
+        """By event: how often a message of it was handed out."""
         self._in_hand: Counter[tuple[int, int]] = Counter()
         """By incarnation and event: messages received and neither deleted nor handed back."""
         self._talks: set[asyncio.Task[Any]] = set()
@@ -193,7 +201,7 @@ class Harness:
         return Report(
             self._plan,
             self._home.emulator,
-            judge(self._history),
+            self._judged(),
             len(self._history.killed),
             self._history.stopped,
             self._history.terms,
@@ -201,7 +209,15 @@ class Harness:
             self._cuts,
             len(self._copies),
             self._queue.receives,
+            sum(delivery.unprotected for delivery in self._history.deliveries),
             seconds,
+        )
+
+    def _judged(self) -> Judgement:
+        if not self._plan.shadow:
+            return judge(self._history)
+        return judge_shadow(
+            self._history, Counter(copy.event for copy in self._copies), self._received
         )
 
     async def _until_drained(self, began: float) -> float:
@@ -267,6 +283,8 @@ class Harness:
             options=dict(self._home.options),
             dead=str(self._folder / "dead.db"),
             **self._sink_of_job(),
+            shadow=plan.shadow,
+            fails_open=plan.fails_open,
             lease_s=plan.lease_s,
             sink_timeout_s=plan.sink_timeout_s,
             commit_budget_s=plan.commit_budget_s,
@@ -324,7 +342,9 @@ class Harness:
         while not (numbers := self._queue.receive(most)) and monotonic() < ends:  # noqa: ASYNC110 - messages become visible by themselves
             await asyncio.sleep(0.01)
         for number in numbers:
-            self._in_hand[incarnation, self._copies[number].event] += 1
+            event = self._copies[number].event
+            self._in_hand[incarnation, event] += 1
+            self._received[event] += 1
         return [(number, self._stream.render(self._copies[number])) for number in numbers]
 
     async def _on_delete(self, incarnation: int, numbers: list[int]) -> None:
@@ -345,16 +365,16 @@ class Harness:
             self._history.settled[incarnation, event].append(monotonic())
 
     async def _on_deliver(
-        self, incarnation: int, items: list[tuple[str, int, float, bytes]]
+        self, incarnation: int, items: list[tuple[str, int, float, bytes, bool]]
     ) -> list[str]:
         """Take most of it, and say so after a while: a kill often falls in between."""
         answers = []
         hangs_up = self._sink_dice.random() < self._plan.unclear
-        for key, attempt, claimed_at, raw in items:
+        for key, attempt, claimed_at, raw, unprotected in items:
             if self._sink_dice.random() < self._plan.refused:
                 answers.append("no")
                 continue
-            self._record(incarnation, key, attempt, claimed_at, raw)
+            self._record(incarnation, key, attempt, claimed_at, raw, unprotected=unprotected)
             answers.append("yes")
             if hangs_up:
                 self._history.unclear.add((incarnation, key, attempt))
@@ -364,14 +384,21 @@ class Harness:
         return answers
 
     def _record(
-        self, incarnation: int, key: str, attempt: int, claimed_at: float, raw: bytes
+        self,
+        incarnation: int,
+        key: str,
+        attempt: int,
+        claimed_at: float,
+        raw: bytes,
+        *,
+        unprotected: bool = False,
     ) -> None:
         event = self._stream.recognise(raw)
         if event is None:
             self._history.faults.append(f"other bytes than were sent, under key {key}")
             return
         self._history.deliveries.append(
-            Delivery(event, key, incarnation, attempt, claimed_at, monotonic())
+            Delivery(event, key, incarnation, attempt, claimed_at, monotonic(), unprotected)
         )
 
     def _on_unclear(self, incarnation: int, sends: list[tuple[str, int]]) -> None:

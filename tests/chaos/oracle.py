@@ -8,6 +8,7 @@ process, not to a stretch of time:
 * stopped: its process was frozen between claiming it and letting go of it (exception b)
 * unclear: the sink hung up on it, or its answer came too late (exception c)
 * late: the store held its commit up until the lease was over (exception d)
+* unprotected: it was sent without a claim, where the store was down and the settings allow that
 
 Of all deliveries of one event, one needs no excuse. The one without is not always the
 last: a frozen process that wakes up in the middle of a send delivers after its successor.
@@ -34,6 +35,8 @@ class Delivery(NamedTuple):
     attempt: int
     claimed_at: float
     at: float
+    unprotected: bool = False
+    """Sent without a claim, because the store was down."""
 
 
 @dataclass
@@ -73,6 +76,8 @@ class History:
         """Find why *delivery* may have been repeated."""
         if self.exactly_once:
             return None
+        if delivery.unprotected:
+            return "unprotected"
         who = delivery.incarnation
         settled = self.settled.get((who, delivery.event), [])
         after = bisect_left(settled, delivery.at)
@@ -134,6 +139,31 @@ def judge(history: History) -> Judgement:
             *(f"not explained: {_told(several, history)}" for several in unexplained),
             *_key_faults(history.deliveries),
             *_too_many(history, excuses),
+        ],
+    )
+
+
+def judge_shadow(history: History, copies: Counter[int], received: Counter[int]) -> Judgement:
+    """
+    Judge a run in shadow mode, which delivers every copy that arrives.
+
+    Each of the *copies* of an event has to be delivered, and once for each time that it was
+    *received* at most.
+    """
+    delivered = Counter(delivery.event for delivery in history.deliveries)
+    lost = [event for event in copies if delivered[event] < copies[event]]
+    unexplained = [event for event in delivered if delivered[event] > received[event]]
+    extra = delivered.total() - copies.total() if not lost else 0
+    return Judgement(
+        len(lost),
+        extra,
+        len(unexplained),
+        Counter({"redelivered": extra}),
+        [
+            *history.faults,
+            *(f"a copy of event {event} is lost" for event in lost),
+            *(f"event {event} was delivered more often than received" for event in unexplained),
+            *_key_faults(history.deliveries),
         ],
     )
 

@@ -12,22 +12,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .table import Row, read
+from .table import Row, joined, read
 
 _ROOT = Path(__file__).parents[2]
 _PAGE = _ROOT / "docs" / "proof.md"
 _MUTANT = "mutant:"
+_SIMULATION = "simulation"
 
 
 def main() -> int:
-    text = _PAGE.read_text()
     chaos, soak = _ROOT / "build" / "chaos.json", _ROOT / "build" / "soak.json"
     if chaos.exists():
-        text = placed(text, "chaos", of_chaos(json.loads(chaos.read_text()), read(chaos)))
+        write_chaos(chaos)
     if soak.exists():
-        text = placed(text, "soak", of_soak(json.loads(soak.read_text())))
-    _PAGE.write_text(text)
+        told = of_soak(json.loads(soak.read_text()))
+        _PAGE.write_text(placed(_PAGE.read_text(), "soak", told))
     return 0
+
+
+def write_chaos(results: Path) -> None:
+    """Write the results of `make chaos` to the page."""
+    told = of_chaos(json.loads(results.read_text()), read(results))
+    _PAGE.write_text(placed(_PAGE.read_text(), "chaos", told))
 
 
 def placed(text: str, mark: str, what: str) -> str:
@@ -41,7 +47,7 @@ def placed(text: str, mark: str, what: str) -> str:
 
 def of_chaos(told: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Lay the rows out, the mutants in one line below them."""
-    others = [row for row in rows if not row.name.startswith(_MUTANT)]
+    others = [row for row in joined(rows) if not row.name.startswith(_MUTANT)]
     mutants = [row for row in rows if row.name.startswith(_MUTANT)]
     headings = (
         "run",
@@ -58,8 +64,8 @@ def of_chaos(told: Mapping[str, Any], rows: Sequence[Row]) -> str:
     days = sorted({row.when[:10] for row in rows if row.when})
     lines = [
         (
-            f"oncebridge {told['version']}, {told['machine']}, {_span(days)}. "
-            f"{_seconds(rows)} in all, one row after the other."
+            f"oncebridge {told['version']}, {_commits(rows)}, {told['machine']}, {_span(days)}. "
+            f"{_minutes(others)} in all, the simulation and the mutants beside the other rows."
         ),
         "",
         *(f"| {' | '.join(cells)} |" for cells in table),
@@ -83,8 +89,15 @@ def _span(days: Sequence[str]) -> str:
     return " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "undated"
 
 
-def _seconds(rows: Sequence[Row]) -> str:
-    return f"{sum(row.seconds for row in rows) / 60:.0f} minutes"
+def _commits(rows: Sequence[Row]) -> str:
+    found = sorted({row.commit for row in rows})
+    return f"commit {found[0] or 'unknown'}" if len(found) == 1 else f"{len(found)} commits"
+
+
+def _minutes(rows: Sequence[Row]) -> str:
+    beside = sum(row.seconds for row in rows if row.name.startswith(_SIMULATION))
+    others = sum(row.seconds for row in rows if not row.name.startswith(_SIMULATION))
+    return f"{max(beside, others) / 60:.0f} minutes"
 
 
 def of_soak(told: Mapping[str, Any]) -> str:

@@ -110,7 +110,7 @@ def _of_sqlite(size: Size) -> Iterator[Plan]:
     calm = _fed("queue", size, events=few // 2, terms=some, **_CALM)
     yield Plan("queue-leave:sqlite", "bus and queue, asked to leave", calm)
     stream = _fed("stream", size, events=few * 2, kills=some // 2)
-    yield Plan("stream:sqlite", "stream that is resharded, kill -9", stream)
+    yield Plan("stream:sqlite", "stream that is resharded, in order, kill -9", stream)
 
 
 def _of_redis(size: Size) -> Iterator[Plan]:
@@ -122,6 +122,10 @@ def _of_redis(size: Size) -> Iterator[Plan]:
         ("crash-memory", "redis:memory"),
     ):
         yield Plan(f"{name}:redis", "kill -9, the server too", _crashing(store, size))
+    shadow = _crashing("redis:always", size, shadow=True)
+    yield Plan("shadow:redis", "shadow mode, kill -9, the server too", shadow)
+    opens = _crashing("redis:always", size, fails_open=True)
+    yield Plan("deliver:redis", "outages with `deliver`, kill -9, the server too", opens)
 
 
 def _of_postgres(size: Size) -> Iterator[Plan]:
@@ -169,12 +173,12 @@ def _service(store: str, size: Size, *, spool: bool = False) -> ServiceRun:
     )
 
 
-def _crashing(store: str, size: Size, *, sink: str = "") -> Run:
+def _crashing(store: str, size: Size, **more: Any) -> Run:
     seed, events, kills = size
     return Run(
         seed=seed,
         store=store,
-        sink=sink,
+        **more,
         events=events // 2,
         kills=kills // 3,
         stops=kills // 30,

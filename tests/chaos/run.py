@@ -2,16 +2,22 @@
 The long run, as a table: `make chaos`, which is `python -m tests.chaos.run`.
 
 Real processes that are killed, frozen and asked to leave, on every store; servers that are killed
-and wires that are cut under them; every fault of the network at every operation; the simulation;
-and everything that has to be found guilty by them: naive workers and mutants. Exit code 0 means
-that nothing was lost, nothing was repeated without an excuse, nothing hung, the simulation found
-nothing, and all of the guilty were convicted.
+and wires that are cut under them; every fault of the network at every operation; the tests of the
+contract, of order, shadow mode and outages, at full size; the simulation; and everything that has
+to be convicted by them: naive workers and mutants. Exit code 0 means that all rows were run, that
+nothing was lost, nothing was delivered again without a cause, nothing hung, the simulation found
+nothing, and every control was convicted.
 
-Rows are saved as they come. What failed is told with the command that runs it again.
+The simulation runs beside the other rows, in a process of its own and at a lower priority: its
+time is virtual, and the others mostly wait. Rows are saved as they come. A run that was interrupted
+goes on with `--resume`: rows of the same commit are kept, right or not. For what failed, the command
+that runs it again is printed.
 """
 
 import argparse
+import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -22,15 +28,22 @@ from typing import NamedTuple
 
 from tests.sim.run import Simulated, conviction, convictions, simulate
 
-from . import network, service
+from . import network, page, service, suite
 from .harness import Report, run
 from .network import NetworkReport
 from .plans import STORES, Plan, Size, plans
 from .service import ServiceReport, ServiceRun
-from .table import Row, Rows, shown
+from .suite import SUITES
+from .table import SIMULATION, Row, Rows, commit, joined, shown, simulated, told
+from .worker import die_with_parent
 
 _ROOT = Path(__file__).parents[2]
 _MODULE = "python -m tests.chaos.run"
+
+
+_BESIDE = "simulation,mutant"
+_PARTS = 10
+"""The simulation is so many rows, so that a run that is interrupted keeps most of it."""
 
 
 class Job(NamedTuple):
@@ -38,11 +51,19 @@ class Job(NamedTuple):
 
     name: str
     run: Callable[[], Row]
+    is_beside: bool = False
+    """It only computes, and its time is virtual: run it beside the others."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     asked = _arguments(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is cleaned up
+    rows = Rows(asked.out, commit())
+    if asked.resume:
+        if not rows.run:
+            print(f"{asked.out} has no run to resume")
+            return 2
+        asked = _resumed(asked, rows.run)
     jobs = [job for job in _jobs(asked) if _is_wanted(job.name, asked.only)]
     if not jobs:
         print(f"nothing is called {', '.join(asked.only)}; --list tells what there is")
@@ -50,18 +71,61 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked.list:
         print("\n".join(job.name for job in jobs))
         return 0
-    print(f"seed {asked.seed} (decides events and faults; the timing is the machine's)")
-    print(f"simulated seeds from {asked.first}", flush=True)
+    names = [job.name for job in jobs]
+    is_partial = bool(asked.only) or set(asked.stores) != set(STORES)
+    if asked.resume:
+        rows.keep_current()
+    elif is_partial:
+        rows.drop(names)
+    else:
+        rows.begin(_Again(asked).arguments())
+    if asked.beside:
+        die_with_parent()
+        os.nice(5)
+    else:
+        print(f"seed {asked.seed} (decides events and faults; the timing is the machine's)")
+        print(f"simulated seeds from {asked.first}", flush=True)
+    kept = rows.all()
+    missing = [job for job in jobs if job.name not in kept]
+    try:
+        _run(missing, asked, rows, alone=is_partial)
+    finally:
+        found = [row for row in rows.all().values() if row.name in names]
+        if not asked.beside:
+            told = f"{len(found)} of {len(jobs)} rows, kept in {asked.out}"
+            print(f"\n{shown(joined(found))}\n\n{told}", flush=True)
+        if asked.docs:
+            page.write_chaos(asked.out)
+    return 0 if len(found) == len(jobs) and all(row.is_right for row in found) else 1
+
+
+def _run(jobs: Sequence[Job], asked: argparse.Namespace, rows: Rows, *, alone: bool) -> None:
+    """Run *jobs*, one after the other; unless *alone*, those that may, in a process beside."""
+    beside = None
+    if not alone and any(job.is_beside for job in jobs):
+        jobs = [job for job in jobs if not job.is_beside]
+        words = ("-m", "tests.chaos.run", "--beside", "--resume", "--out", str(asked.out))
+        beside = subprocess.Popen([sys.executable, *words, "--only", _BESIDE], cwd=_ROOT)
     again = _Again(asked)
-    rows = Rows(asked.out, keep=bool(asked.only) or set(asked.stores) != set(STORES))
     try:
         for job in jobs:
             row = _ended(job, again)
             rows.add(row)
-            print(f"{row.name}: {row.verdict} after {row.seconds:.0f} s", flush=True)
+            print(told(row), flush=True)
+        if beside is not None:
+            beside.wait()
     finally:
-        print(f"\n{shown(rows.new)}\n\n{len(rows.new)} of {len(jobs)} rows, kept in {asked.out}")
-    return 0 if rows.are_right else 1
+        if beside is not None and beside.poll() is None:
+            beside.terminate()
+            beside.wait()
+
+
+def _resumed(asked: argparse.Namespace, run: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments of an earlier *run*, as far as they decide what is run."""
+    before = _arguments(run)
+    for name in ("resume", "only", "list", "docs", "out", "beside"):
+        setattr(before, name, getattr(asked, name))
+    return before
 
 
 def _ended(job: Job, again: "_Again") -> Row:
@@ -103,6 +167,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="where simulated seeds begin",
     )
     parser.add_argument("--quick", action="store_true", help="5000 events, 50 kills, 2000 seeds")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the run in --out: keep its rows of this commit, right or not",
+    )
+    parser.add_argument("--docs", action="store_true", help="write the table into docs/proof.md")
+    parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="where rows are kept; build/chaos.json")
     asked = parser.parse_args(argv)
     if asked.quick:
@@ -141,17 +212,29 @@ def _jobs(asked: argparse.Namespace) -> Iterator[Job]:
                 lambda store=store: _of_network(store, network.run_store(store), again),
             )
     yield Job("network:sink", lambda: _of_network("sink", network.run_sink(), again))
-    yield Job("simulation", lambda: _of_simulation(simulate(asked.first, asked.sim_seeds)))
+    for name in SUITES:
+        yield Job(f"suite:{name}", lambda name=name: _of_suite(name, again))
+    count = -(-asked.sim_seeds // _PARTS)
+    for part in range(_PARTS):
+        name, first = f"{SIMULATION}{part + 1}", asked.first + part * count
+        yield Job(
+            name,
+            lambda name=name, first=first: _of_simulation(name, simulate(first, count)),
+            is_beside=True,
+        )
     for name in convictions():
         slug = f"mutant:{name.replace(' ', '-')}"
-        yield Job(slug, lambda name=name, slug=slug: _of_mutant(name, slug, again))
+        run = lambda name=name, slug=slug: _of_mutant(name, slug, again)  # noqa: E731
+        yield Job(slug, run, is_beside=True)
 
 
 class _Again:
-    """Say how to run a row again."""
+    """The commands that run a row again."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.seed = asked.seed
+        self.is_quick: bool = asked.quick
+        self._asked = asked
         sizes = {"--events": (asked.events, 100_000), "--kills": (asked.kills, 150)}
         other = [f"{name} {value}" for name, (value, usual) in sizes.items() if value != usual]
         self._sizes = ["--quick"] if asked.quick else other
@@ -161,6 +244,19 @@ class _Again:
 
     def plain(self, name: str) -> str:
         return f"{_MODULE} --only {name}"
+
+    def arguments(self) -> list[str]:
+        """Return what decides about all rows."""
+        asked = self._asked
+        numbers = {
+            "--seed": asked.seed,
+            "--from": asked.first,
+            "--events": asked.events,
+            "--kills": asked.kills,
+            "--sim-seeds": asked.sim_seeds,
+        }
+        words = [word for name, value in numbers.items() for word in (name, str(value))]
+        return [*words, "--quick"] if asked.quick else words
 
 
 def _of_processes(plan: Plan, again: _Again) -> Row:
@@ -205,6 +301,8 @@ def verdict_of(report: Report | ServiceReport) -> tuple[str, bool]:
         is_before = report.run.kind == "controls:mark-before"
         convicted = bool(judged.lost if is_before else judged.unexplained)
         return "convicted" if convicted else "NOT CONVICTED", convicted
+    if isinstance(report, Report) and report.run.fails_open and not report.unprotected:
+        return "NOT TRIED: nothing was sent while the store was down", False
     # Nobody's death excuses a worker that was asked to leave.
     is_right = not judged.violations and not (report.terms and judged.extra)
     return "right" if is_right else "VIOLATED", is_right
@@ -230,29 +328,46 @@ def _of_network(store: str, report: NetworkReport, again: _Again) -> Row:
     )
 
 
-def _of_simulation(found: Simulated) -> Row:
+def _of_suite(name: str, again: _Again) -> Row:
+    one = SUITES[name]
+    report = suite.run(one, full=not again.is_quick)
+    verdict = "right" if report.is_right else "VIOLATED"
+    return Row(
+        name=f"suite:{name}",
+        what=one.what,
+        store=one.store,
+        size=f"{report.tests} tests",
+        seconds=report.seconds,
+        verdict=f"{verdict}: {report.passed} of {report.tests} passed",
+        is_right=report.is_right,
+        again=again.plain(f"suite:{name}") + (" --quick" if again.is_quick else ""),
+        details=[] if report.is_right else report.output.splitlines()[-200:],
+    )
+
+
+def _of_simulation(name: str, found: Simulated) -> Row:
     again = f"python -m tests.sim.run --from {found.first} --seeds {found.seen['seeds']}"
     details: list[str] = []
     for seed, trace in found.broken[:3]:
         details += [f"--- seed {seed}", trace]
     if found.broken:
         again = f"python -m tests.sim.run --from {found.broken[0][0]} --seeds 1"
+    counts = {what: found.seen[what] for what in ("seeds", "awaits", "excuses")}
     return Row(
-        name="simulation",
+        name=name,
         what="simulation",
         store="memory, sqlite",
-        size=f"{found.seen['seeds']} seeds",
-        struck=f"faults at {found.seen['awaits'] / 1e6:.0f} million awaits",
+        **simulated(counts),
         seconds=found.seconds,
-        per_s=found.seen["seeds"] / found.seconds,
+        per_s=counts["seeds"] / found.seconds,
         lost=None if found.broken else 0,
-        extra=f"at most {found.seen['excuses']}, all excused",
         unexplained=len(found.broken),
         verdict="VIOLATED" if found.broken else "right",
         is_right=not found.broken,
         seed=found.first,
         again=again,
         details=details,
+        counts=counts,
     )
 
 

@@ -1,21 +1,23 @@
 """The long runs judge as they should, keep what they find, and tell how to run it again."""
 
 import json
+from collections import Counter
 from math import inf
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from tests.stores.operations import OPERATIONS, UPKEEP
 from tests.stores.proxy import Fault
 
-from . import network, page, soak
+from . import network, page, soak, suite
 from . import run as chaos
 from .growth import trend
 from .leaky import LEAK_BYTES
 from .network import NetworkReport
 from .steady import SteadyReport, SteadyRun
-from .table import Row, Rows, read, shown
+from .table import Row, Rows, joined, read, shown
 
 MINUTES = 30
 WARM_S = soak.warm_up_s(MINUTES * 60, 180)
@@ -167,8 +169,8 @@ def test_every_row_tells_how_to_run_it_again(sizes):
 
 
 def test_a_violation_of_the_simulation_is_told_by_its_own_seed():
-    seen = chaos.Simulated(1000, {"seeds": 50, "awaits": 1, "excuses": 0}, [(1017, "trace")], 2.0)
-    row = chaos._of_simulation(seen)
+    seen = chaos.Simulated(1000, Counter(seeds=50, awaits=1), [(1017, "trace")], 2.0)
+    row = chaos._of_simulation("simulation:1", seen)
     assert not row.is_right
     assert "python -m tests.sim.run --from 1017 --seeds 1" in shown([row])
     assert "trace" in shown([row])
@@ -196,17 +198,108 @@ def test_a_row_that_breaks_off_is_kept_and_the_next_is_run(tmp_path: Path, monke
     assert "again: python -m tests.chaos.run --only kill:redis --seed 5\n" in told
 
 
-def test_some_rows_leave_the_others_as_they_were(tmp_path: Path):
-    path = tmp_path / "chaos.json"
-    first = Rows(path, keep=False)
-    for name in ("a", "b"):
-        first.add(a_row(name, "right"))
-    second = Rows(path, keep=True)
-    second.add(a_row("b", "VIOLATED"))
-    assert [(row.name, row.verdict) for row in read(path)] == [("a", "right"), ("b", "VIOLATED")]
-    assert not second.are_right
-    Rows(path, keep=False).add(a_row("c", "right"))
-    assert [row.name for row in read(path)] == ["c"]
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch):
+    """Return a run of three rows that are over at once, and the names of those that were run."""
+    ran: list[str] = []
+
+    def job(name: str) -> chaos.Job:
+        def run() -> Row:
+            if name in broken:
+                raise KeyboardInterrupt
+            ran.append(name)
+            return a_row(name, "VIOLATED" if name == "b" else "right")
+
+        return chaos.Job(name, run)
+
+    def main(*more: str) -> int:
+        ran.clear()
+        return chaos.main(["--out", str(tmp_path / "chaos.json"), *more])
+
+    broken: set[str] = set()
+    monkeypatch.setattr(chaos, "_jobs", lambda _: iter([job(name) for name in "abc"]))
+    monkeypatch.setattr(chaos.signal, "signal", lambda *_: None)  # this process keeps its own
+    monkeypatch.setattr(chaos, "commit", lambda: "one")
+    return SimpleNamespace(main=main, ran=ran, broken=broken, path=tmp_path / "chaos.json")
+
+
+def test_some_rows_leave_the_others_as_they_were(small):
+    assert small.main() == 1
+    assert small.ran == ["a", "b", "c"]
+    assert small.main("--only", "c") == 0
+    assert small.ran == ["c"]
+    assert small.main("--only", "b") == 1
+    assert {row.name for row in read(small.path)} == {"a", "b", "c"}
+
+
+def test_a_run_that_was_interrupted_goes_on(small):
+    small.broken.add("c")
+    with pytest.raises(KeyboardInterrupt):
+        small.main("--seed", "77", "--events", "9")
+    assert small.ran == ["a", "b"]
+    small.broken.clear()
+    # The row that failed is kept: it does not get better by asking again.
+    assert small.main("--resume") == 1
+    assert small.ran == ["c"]
+    run = chaos._resumed(chaos._arguments(["--resume"]), Rows(small.path, "one").run)
+    assert (run.seed, run.events, run.resume) == (77, 9, True)
+
+
+@pytest.mark.parametrize("commit", ["another", ""])
+def test_rows_of_another_commit_are_run_again(small, monkeypatch, commit):
+    small.main()
+    monkeypatch.setattr(chaos, "commit", lambda: commit)
+    assert small.main("--resume") == 1
+    assert small.ran == ["a", "b", "c"]
+
+
+def test_without_a_run_there_is_nothing_to_resume(small, capsys):
+    assert small.main("--resume") == 2
+    assert "no run to resume" in capsys.readouterr().out
+
+
+def test_the_parts_of_the_simulation_are_shown_as_one():
+    seen = [Counter(seeds=50, awaits=2_000_000, excuses=3) for _ in range(3)]
+    broken = [[], [(1017, "trace")], []]
+    rows = [
+        chaos._of_simulation(f"simulation:{part}", chaos.Simulated(1000, *found, 2.0))
+        for part, found in enumerate(zip(seen, broken, strict=True))
+    ]
+    first, whole, last = joined([a_row("a", "right"), *rows, a_row("b", "right")])
+    assert (first.name, last.name) == ("a", "b")
+    assert (whole.size, whole.struck) == ("150 seeds", "faults at 6 million awaits")
+    assert (whole.seconds, whole.unexplained, whole.is_right) == (6.0, 1, False)
+    assert "--from 1017" in whole.again
+    assert joined([rows[0], rows[2]])[0].is_right
+
+
+def test_what_is_beside_is_named_by_what_can_be_asked_for():
+    jobs = list(chaos._jobs(chaos._arguments([])))
+    wanted = chaos._BESIDE.split(",")
+    assert [job.name for job in jobs if job.is_beside] == [
+        job.name for job in jobs if chaos._is_wanted(job.name, wanted)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "passed"),
+    [
+        ('tests="3" failures="0" errors="0" skipped="0"', 0, 3),
+        ('tests="3" failures="0" errors="0" skipped="1"', 0, 2),
+        ('tests="3" failures="1" errors="1" skipped="0"', 1, 1),
+        # Interrupted, and all so far had passed.
+        ('tests="3" failures="0" errors="0" skipped="0"', 2, 2),
+    ],
+)
+def test_a_suite_is_right_if_all_of_it_passed(tmp_path: Path, found, code, passed):
+    results = tmp_path / "results.xml"
+    results.write_text(f"<testsuites><testsuite {found}/></testsuites>")
+    report = suite.report_of(results, 1.0, code, "")
+    assert (report.tests, report.passed, report.is_right) == (3, passed, passed == 3)
+
+
+def test_a_suite_without_results_is_wrong(tmp_path: Path):
+    assert not suite.report_of(tmp_path / "none.xml", 1.0, 0, "").is_right
 
 
 def a_row(name: str, verdict: str) -> Row:
@@ -263,7 +356,7 @@ def test_one_trial_that_ends_otherwise_is_a_violation():
 def test_results_get_their_places_on_the_page(tmp_path: Path):
     text = page._PAGE.read_text()
     path = tmp_path / "chaos.json"
-    rows = Rows(path, keep=False)
+    rows = Rows(path, "one")
     rows.add(a_row("kill:redis", "right"))
     rows.add(a_row("mutant:mark-before", "convicted at seed 0"))
     made = page.of_chaos(json.loads(path.read_text()), read(path))

@@ -1,8 +1,11 @@
 """A test of the test: the oracle excuses what it should, and nothing else."""
 
+from collections import Counter
+
 import pytest
 
-from .oracle import Delivery, History, judge
+from .feeds import out_of_order
+from .oracle import Delivery, History, judge, judge_shadow
 
 
 def delivered(event=0, *, by=1, at=10.0, claimed_at=None, key=None, attempt=1):
@@ -159,3 +162,30 @@ def test_a_kill_excuses_no_more_than_was_in_hand():
 
 def test_other_faults_are_violations():
     assert judge(history(delivered(), faults=["stuck"])).violations == ["stuck"]
+
+
+def test_what_was_sent_without_a_claim_is_excused_once():
+    without = delivered(by=1)._replace(unprotected=True)
+    judged = judge(history(without, delivered(by=2, at=11)))
+    assert (judged.extra, judged.unexplained, judged.excuses) == (1, 0, {"unprotected": 1})
+    judged = judge(history(without, delivered(by=2, at=11), delivered(by=3, at=12)))
+    assert (judged.extra, judged.unexplained) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("copies", "received", "lost", "unexplained"),
+    [(2, 2, 0, 0), (1, 2, 0, 0), (3, 3, 1, 0), (1, 1, 0, 1)],
+)
+def test_in_shadow_mode_each_copy_is_delivered(copies, received, lost, unexplained):
+    twice = history(delivered(by=1), delivered(by=2, at=11))
+    judged = judge_shadow(twice, Counter({0: copies}), Counter({0: received}))
+    assert (judged.lost, judged.unexplained) == (lost, unexplained)
+    assert len(judged.violations) == lost + unexplained
+
+
+def test_a_conversation_keeps_its_order():
+    put = [4, 1, 5, 0, 5]
+    right = [delivered(event, at=at) for at, event in enumerate([1, 4, 1, 0, 5, 4])]
+    assert out_of_order(put, right) == []
+    wrong = [delivered(event, at=at) for at, event in enumerate([0, 4, 1, 5])]
+    assert out_of_order(put, wrong) == ["conversation 0 was put as [1, 0] and delivered as [0, 1]"]

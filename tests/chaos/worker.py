@@ -66,6 +66,10 @@ class Job(Struct, frozen=True, kw_only=True):
     sink_options: dict[str, Any]
     apart: bool
     """Do not let the sink know that it could deliver and commit in one step."""
+    shadow: bool
+    """Deliver everything."""
+    fails_open: bool
+    """Deliver without a claim while the store is down."""
     lease_s: float
     sink_timeout_s: float
     commit_budget_s: float
@@ -84,6 +88,8 @@ class Job(Struct, frozen=True, kw_only=True):
             margin=timedelta(seconds=self.margin_s),
             backoff=timedelta(milliseconds=50),
             max_backoff=timedelta(milliseconds=500),
+            mode="shadow" if self.shadow else "enforce",
+            on_store_outage="deliver" if self.fails_open else "hold",
         )
 
 
@@ -131,7 +137,9 @@ class WatchedStore:
         return getattr(self._store, name)
 
     def claimed_at(self, delivery: Delivery) -> float:
-        return self._claimed_at[(delivery.key, delivery.generation), delivery.attempt]
+        """Return when the claim of *delivery* began, or the time now if it has none."""
+        life = (delivery.key, delivery.generation)
+        return self._claimed_at.get((life, delivery.attempt), monotonic())
 
     async def claim(self, wants: Wants) -> ClaimAnswers:
         began = monotonic()
@@ -227,7 +235,13 @@ class SocketSink:
             answers = await connection.ask(
                 "deliver",
                 [
-                    (d.idempotency_key, d.attempt, self._store.claimed_at(d), d.event.raw)
+                    (
+                        d.idempotency_key,
+                        d.attempt,
+                        self._store.claimed_at(d),
+                        d.event.raw,
+                        d.unprotected,
+                    )
                     for d in deliveries
                 ],
             )

@@ -23,13 +23,15 @@ from .mutants import MUTANTS, first_conviction
 from .world import Violation, World
 
 _CHUNK = 250
+_MEMORY = Path("/dev/shm")
+"""Where a file costs no disk: what SQLite keeps here has to outlive a worker of ours, not power."""
 
 
 def run_seeds(first: int, count: int) -> tuple[Counter[str], list[tuple[int, str]]]:
     """Run *count* worlds; give what was seen and what was broken."""
     seen: Counter[str] = Counter()
     broken: list[tuple[int, str]] = []
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as directory:
         for seed in range(first, first + count):
             world = World(seed, Path(directory))
             try:
