@@ -176,6 +176,16 @@ async def test_what_a_rule_drops_is_not_sent_and_what_it_never_keys_is(tmp_path)
     assert (done.outcome.verdict, done.is_sent) == (Verdict.BYPASSED, True)
 
 
+async def test_in_shadow_mode_everything_is_sent_again(tmp_path):
+    noise = '[[rules]]\nname = "noise"\nmatch = { source = ["noise"] }\ndiscard = true\n'
+    world = World(tmp_path, f'mode = "shadow"\n{noise}{LATEST}')
+    older, newer = call_event(1, "rings"), call_event(2, "ended")
+    await world.arrive(older, newer)
+    for one, verdict in ((older, Verdict.STALE), (event(source="noise"), Verdict.DISCARDED)):
+        done = await again(world, one)
+        assert (done.outcome.verdict, done.is_sent) == (verdict, True)
+
+
 async def test_what_the_sink_does_not_take_now_is_said_and_goes_later(tmp_path):
     world = World(tmp_path)
     await world.arrive(event(1))

@@ -90,19 +90,19 @@ UNKEYED: Final = {
 
 # Made once: looking up a member of an enum is slow, and an audit judges millions of events.
 _CLAIM: Final = Action.CLAIM
-_CLAIMED: Final = Verdict.DELIVERED
-_SEND: Final = Step(Action.SEND, Verdict.DELIVERED)
+_DELIVERED: Final = Verdict.DELIVERED
+_SEND: Final = Step(Action.SEND, _DELIVERED)
 _SEND_CONFLICT: Final = Step(Action.SEND, Verdict.CONFLICT)
-_SEND_UNPROTECTED: Final = Step(Action.SEND, Verdict.DELIVERED, is_unprotected=True)
+_SEND_UNPROTECTED: Final = Step(Action.SEND, _DELIVERED, is_unprotected=True)
 _BURY_UNKEYED: Final = Step(Action.BURY, Verdict.DEAD, "unkeyable")
 _DUPLICATE: Final = Step(Action.SETTLE, Verdict.DUPLICATE)
-_CLAIM_ENTITY: Final = Step(Action.CLAIM_ENTITY, Verdict.DELIVERED)
+_CLAIM_ENTITY: Final = Step(Action.CLAIM_ENTITY, _DELIVERED)
 
 
 def first_step(plan: Plan, policy: Policy) -> Step:
     """Return the first step of an event."""
     if plan.parts:
-        return Step(_CLAIM, _CLAIMED, "", plan)
+        return Step(_CLAIM, _DELIVERED, "", plan)
     if plan.action == "discard" and (plan.refused or not policy.is_shadow):
         return Step(Action.SETTLE, Verdict.DISCARDED)
     if plan.action == "dead" and not policy.is_shadow:
