@@ -156,13 +156,13 @@ class SQLiteBulk(Bulk):
         row = db.execute(read, (model.key,)).fetchone()
         marks_ = ", ".join("?" * len(row))
         write = f"INSERT INTO oncebridge_records (key_crc, {fields}) VALUES (?, {marks_})"
-        at = row.index(model.key)
+        key = row.index(model.key)
         some: list[Mark] = []
         db.execute("BEGIN")
         for at in range(0, count, CHUNK):
             copies = marks(min(CHUNK, count - at))
             rows = _rows(row, model, sorted(copies, key=lambda mark: mark.id))  # as they arrive
-            db.executemany(write, ((crc32(copy[at]), *copy) for copy in rows))
+            db.executemany(write, ((crc32(copy[key]), *copy) for copy in rows))
             some += copies[:: max(len(copies) // 3, 1)]
         db.execute("COMMIT")
         db.execute("PRAGMA journal_mode = WAL")

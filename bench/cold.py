@@ -1,9 +1,10 @@
 """
-Lambda cold start: imports, and the first event through a table in DynamoDB.
+Starting: imports and the first event of a Lambda function, and the shortest command.
 
 Each figure is the time inside a fresh interpreter that sees what a Lambda function sees: what a
 managed runtime brings, and our package, with and without bytecode (`--compile` of the build).
-The table is ministack's, on loopback. Rounds are interleaved.
+The table is ministack's, on loopback. Rounds are interleaved. The command is `oncebridge --version`
+of this environment; its time is that of the processor.
 """
 
 import os
@@ -20,7 +21,8 @@ from table import Effort, Line, Measured, Results, Topic, met, spread
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-AIM_MS = 150
+AIM_MS = 90
+AIM_COMMAND_S = 0.15
 TIMED = """
 import time
 started = time.perf_counter()
@@ -66,6 +68,21 @@ def measure(code: str, env: dict[str, str]) -> float:
         check=True,
     )
     return float(done.stdout)
+
+
+def command(_: Effort) -> Measured:
+    """Measure `oncebridge --version`, again and again; seconds of CPU."""
+    return {"cpu_s": [_command_cpu_s() for _ in range(11)][1:]}  # the first writes the bytecode
+
+
+def _command_cpu_s() -> float:
+    program = Path(sys.executable).with_name("oncebridge")
+    process = subprocess.Popen([program, "--version"], stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{program} --version ended with {process.returncode}")
+    return used.ru_utime + used.ru_stime
 
 
 def cold(effort: Effort) -> Measured:
@@ -141,9 +158,15 @@ def line(results: Results, work: str, more: str = "") -> Line:
         "",
         f"{spread(boto3, '{:.0f} ms')} boto3",
         "",
-        f"≤ {AIM_MS} ms",
+        f"≤ +{AIM_MS} ms",
         met(statistics.median(added) <= AIM_MS),
     )
+
+
+def command_line(results: Results, work: str) -> Line:
+    found = [statistics.median(run["cpu_s"]) for run in results["command"]]
+    reached = met(statistics.median(found) <= AIM_COMMAND_S)
+    return Line(work, f"{spread(found, '{:.2f} s')} CPU", aim=f"≤ {AIM_COMMAND_S} s", met=reached)
 
 
 def lines(results: Results) -> Iterator[Line]:
@@ -155,13 +178,15 @@ def lines(results: Results) -> Iterator[Line]:
         yield Line("  and its first event", ours, "", f"{first} boto3, put and update")
         ready = spread(medians(runs, f"ready{more}"), "{:.0f} ms")
         yield Line("  the function without code, with the DynamoDB store", ready)
+    yield command_line(results, "`oncebridge --version`")
 
 
 TOPIC = Topic(
     "cold",
-    "Lambda cold start",
-    {"cold": cold},
+    "Start",
+    {"cold": cold, "command": command},
     lines,
-    "In a new interpreter with only the packages of the Lambda runtime and oncebridge. The first line "
-    "is the time that the import adds if boto3 is imported too.",
+    "Lambda cold starts, in a new interpreter with only the packages of the Lambda runtime and oncebridge. "
+    "The first line is the time that the import adds if boto3 is imported too. The command is the shortest "
+    "one, in CPU time.",
 )

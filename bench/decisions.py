@@ -16,7 +16,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import uvloop
-from table import BATCH, Effort, Line, Measure, Measured, Results, Topic, build, met, middle, times
+from table import (
+    BATCH,
+    Effort,
+    Line,
+    Measure,
+    Measured,
+    Results,
+    Topic,
+    at_least,
+    build,
+    middle,
+    times,
+)
 from traffic import IGNORED, RULE, NullSink, make_events, naive_key
 
 from oncebridge import Gateway, Store, Verdict
@@ -29,7 +41,8 @@ KINDS = {
     "sqlite-1": ("SQLite", 1),
     "sqlite-4": ("SQLite", 4),
 }
-AIM_SQLITE = 30_000
+AIM_SQLITE = 0.75
+"""Of the rate of the raw driver."""
 KEEP_S = 6 * 86_400
 
 
@@ -156,12 +169,16 @@ def line(results: Results, name: str, work: str) -> Line:
     cpu = statistics.median(run["cpu"] for run in runs)
     ours = f"{middle(runs, 'ours', '{:,.0f}/s')}, {cpu:.0f} µs CPU"
     peer = f"{middle(runs, 'peer', '{:,.0f}/s')} by hand"
-    ratio = times([run["ours"] / run["peer"] for run in runs])
     if kind == "memory":
-        return Line(work, ours, peer, "", ratio)
-    reached = met(statistics.median(run["ours"] for run in runs) >= AIM_SQLITE)
+        return Line(work, ours, peer, "", times([run["ours"] / run["peer"] for run in runs]))
+    found = ratios(results, name)
     floor = middle(runs, "floor", "{:,.0f}/s")
-    return Line(work, ours, peer, floor, ratio, f"≥ {AIM_SQLITE:,}/s", reached)
+    return Line(work, ours, peer, floor, times(found), *at_least(found, AIM_SQLITE))
+
+
+def ratios(results: Results, name: str) -> list[float]:
+    """Return the rate compared with the floor, run by run."""
+    return [run["ours"] / run["floor"] for run in results[name]]
 
 
 def lines(results: Results) -> Iterator[Line]:
@@ -175,5 +192,6 @@ TOPIC = Topic(
     {name: row(kind, in_flight) for name, (kind, in_flight) in KINDS.items()},
     lines,
     f"1.8 KB events, a fifth of them duplicates; 4 x {BATCH}: four batches of {BATCH} at a time. SQLite "
-    "with synchronous=FULL. The code by hand processes one event at a time and guarantees nothing.",
+    "with synchronous=FULL, and the ratio is to the floor: the same two batched transactions with the driver "
+    "alone. The code by hand processes one event at a time and guarantees nothing; in memory the ratio is to it.",
 )

@@ -6,6 +6,7 @@ import re
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -14,8 +15,12 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+QUIET = 0.2
+"""A machine is quiet while other work uses no more processors than this."""
 PACKAGES = {
     "oncebridge": "oncebridge",
     "msgspec": "msgspec",
@@ -38,14 +43,24 @@ def heading() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "cpu": _cpu(),
         "memory GiB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-        "load": load(),
+        "load": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": _versions(),
     }
 
 
-def load() -> float:
-    return round(os.getloadavg()[0], 2)
+def others(seconds: float = 0.5) -> float:
+    """Return how many processors are in use, while this process waits for some seconds."""
+    share = psutil.cpu_percent(interval=seconds) / 100
+    return round(share * (os.cpu_count() or 1), 2)
+
+
+def await_quiet(patience_s: float) -> float:
+    """Wait until no other work uses the machine, or for so long; return what is in use."""
+    ends = time.monotonic() + patience_s
+    while (used := others()) > QUIET and time.monotonic() < ends:
+        time.sleep(1)
+    return used
 
 
 def _cpu() -> str:

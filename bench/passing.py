@@ -7,8 +7,7 @@ from collections.abc import Callable
 from table import BATCH
 
 from oncebridge import Store
-from oncebridge.events.key import Part
-from oncebridge.stores.api import Claim, Commit, Fate, Want
+from oncebridge.stores.api import HELD, Commits, Fate, Wants
 
 WINDOW_MS = 6 * 86_400_000
 LEASE_MS = 30_000
@@ -32,28 +31,24 @@ async def pass_keys(
     memo: bytes = b"",
     timer: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Claim and commit *count* new keys in batches; give the seconds the store took by *timer*."""
+    """
+    Claim and commit *count* new keys in batches; give the seconds the store took by *timer*.
+
+    The calls are those of the gateway: one token and one generation, and a memo for each key.
+    """
     took = 0.0
     for at in range(0, count, BATCH):
-        drawn = os.urandom(64 * min(BATCH, count - at))
-        wants = [
-            Want(
-                (Part(b"\1" + drawn[n : n + 32]),),
-                drawn[n + 32 : n + 48],
-                drawn[n + 48 : n + 64],
-                LEASE_MS,
-                window_ms,
-                memo,
-            )
-            for n in range(0, len(drawn), 64)
-        ]
+        size = min(BATCH, count - at)
+        drawn = os.urandom(32 * size)
+        keys = [b"\1" + drawn[n : n + 32] for n in range(0, len(drawn), 32)]
+        token, generation = os.urandom(16), os.urandom(16)
+        wants = Wants(keys, token, generation, LEASE_MS, window_ms, [memo] * size)
         begins = timer()
         answers = await store.claim(wants)
         took += timer() - begins
-        held = [answer.held[0] for answer in answers if isinstance(answer, Claim)]
-        if len(held) != len(wants):
-            raise SystemExit(f"a new key was not claimed: {answers}")
-        commits = [Commit(h.key, h.generation, Fate.DELIVERED, window_ms) for h in held]
+        if answers.each != [HELD] * size:
+            raise SystemExit(f"a new key was not claimed: {answers.each}")
+        commits = Commits(keys, generation, Fate.DELIVERED, window_ms)
         begins = timer()
         await store.commit(commits)
         took += timer() - begins

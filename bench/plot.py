@@ -61,28 +61,35 @@ def parts(saved: Measured, named: set[str]) -> Iterator[tuple[str, str]]:
     yield "machine", on(saved)
     rest = ""
     for topic, lines in told(saved["results"]):
-        written = f"{_signed(topic.about)}\n\n{markdown(topic.head, lines)}"
+        written = f"{_signed(topic.about)}\n\n{markdown(topic.head, lines)}{earlier(saved, topic)}"
         yield topic.name, written
         if topic.name not in named:
             rest += f"### {topic.title}\n\n{written}\n"
     yield "rest", rest
 
 
+def earlier(saved: Measured, topic: Topic) -> str:
+    """Return which rows of *topic* were kept from earlier runs, as a sentence."""
+    kept = {row: day for row, day in saved.get("kept", {}).items() if row in topic.rows}
+    days = ", ".join(sorted({*kept.values()}))
+    if len(kept) == len(topic.rows):
+        return f"\nMeasured in an earlier run ({days}).\n"
+    return f"\nMeasured in an earlier run ({days}): {', '.join(kept)}.\n" if kept else ""
+
+
 def on(saved: Measured) -> str:
     """Return the description of the machine."""
     where, versions = machine.in_words(saved["machine"])
-    most = max((entry["load"] for entry in saved["log"]), default=saved["machine"]["load"])
     times = "once" if saved["repeats"] == 1 else f"{saved['repeats']} times"
-    is_busy = saved["machine"]["load"] > saved["machine"]["cores"] / 2
+    others = [entry["others"] for entry in saved["log"] if "others" in entry]  # not in old runs
+    before = f"; before a row, other work used {max(others)} processors at most" if others else ""
     warnings = {
         "A quick run: treat the numbers as a first estimate.": saved["quick"],
-        "The machine was running other work.": is_busy,
+        "The machine was running other work.": max(others, default=saved["machine"]["load"])
+        > machine.QUIET,
     }
     warned = "".join(f" **{warning}**" for warning, is_so in warnings.items() if is_so)
-    return (
-        f"{where}. Each row ran {times}; the load before a row was {most} at most.{warned}\n\n"
-        f"{versions}.\n"
-    )
+    return f"{where}. Each row ran {times}{before}.{warned}\n\n{versions}.\n"
 
 
 def markdown(head: Line, lines: Sequence[Line]) -> str:
@@ -113,7 +120,7 @@ def pictures(results: Results) -> Iterator[tuple[str, str]]:
         yield "bench-ratios", drawing.compared("Compared with the alternatives", note, bars)
     if all(results.get(name) for name in sizes.TITLES):
         yield "bench-sizes", size_picture(results)
-    if results.get("latency"):
+    if all(results.get(name) for name in latency.KINDS):
         yield "bench-latency", latency_picture(results)
     if all(results.get(name) for name in scaling.KINDS):
         yield "bench-scaling", scaling_picture(results)
@@ -128,7 +135,7 @@ def ratio_bars(results: Results) -> Iterator[Bar]:
         if results.get(target.row) and target.ratios is not None:
             ratios = target.ratios(results)
             if ratios:
-                yield bar(target.short, ratios, target.aim)
+                yield bar(_signed(target.work), ratios, target.aim)
 
 
 def size_picture(results: Results) -> str:
@@ -147,13 +154,12 @@ def size_picture(results: Results) -> str:
 
 
 def latency_picture(results: Results) -> str:
-    runs = results["latency"]
     lines = []
     for colour, (road, title) in enumerate(latency.ROADS.items()):
         for name in ("p50", "p99"):
             values = {
-                f"{load} %": statistics.median(run["loads"][str(load)][road][name] for run in runs)
-                for load in latency.LOADS
+                f"{load} %": statistics.median(run["roads"][road][name] for run in results[row])
+                for row, load in latency.KINDS.items()
             }
             lines.append(Curve(f"{title} {name}", values, colour, dashed=name == "p99"))
     places = [f"{load} %" for load in latency.LOADS]

@@ -5,10 +5,11 @@ The numbers, as ratios in one run on one machine.
     python bench/run.py --row NAME [--quick]
 
 Every row runs in a process of its own, three times, all rows in turn, so that a busy moment of
-the machine does not hit one row alone. The table shows medians with their spread; everything
-measured goes to build/bench.json, after each row. A missed aim is said in the last column and is
-no failure: this is a measurement. A row that breaks is: it is said at the end, and the others go
-on without it. `--docs` writes the pages and pictures of the documentation as well.
+the machine does not hit one row alone; before it, other work has a minute to end. The table shows
+medians with their spread; everything measured goes to build/bench.json, after each row. A missed
+aim is said in the last column and is no failure: this is a measurement. A row that breaks is: it
+is said at the end, and the others go on without it. `--docs` writes the pages and pictures of the
+documentation as well.
 """
 
 import argparse
@@ -26,6 +27,8 @@ from topics import ROWS, TOPICS
 
 LONGEST_S = 3600
 """No row takes as long; one that does hangs."""
+PATIENCE_S = 60
+"""How long a row waits for other work to end. It is measured then in any case."""
 
 
 class Run:
@@ -38,6 +41,7 @@ class Run:
         self.results: dict[str, list[Measured]] = {name: [] for name in rows}
         self.log: list[Measured] = []
         self.broken: dict[str, str] = {}
+        self._patience_s = 0 if effort.quick else PATIENCE_S
         self._began = time.monotonic()
 
     def go(self, file: Path, known: Measured) -> None:
@@ -52,7 +56,7 @@ class Run:
         print(file=sys.stderr)
 
     def _measure(self, name: str) -> None:
-        load, began = machine.load(), time.monotonic()
+        others, began = machine.await_quiet(self._patience_s), time.monotonic()
         words = command(name, self.effort)
         try:
             done = subprocess.run(
@@ -66,7 +70,7 @@ class Run:
             return
         took = round(time.monotonic() - began, 1)
         self.results[name].append(json.loads(done.stdout))
-        self.log.append({"row": name, "load": load, "took_s": took})
+        self.log.append({"row": name, "others": others, "took_s": took})
 
     def took(self) -> Iterator[str]:
         """Tell how long each table took, all its runs together."""
@@ -90,8 +94,13 @@ def command(name: str, effort: Effort) -> list[str]:
 
 
 def save(file: Path, known: Measured, run: Run) -> None:
-    found = {**known, "log": [*known["log"], *run.log]}
-    found["results"] = {**known["results"], **{n: r for n, r in run.results.items() if r}}
+    measured = {name: runs for name, runs in run.results.items() if runs}
+    found = {
+        **known,
+        "log": run.log,
+        "results": {**known["results"], **measured},
+        "kept": {name: day for name, day in known["kept"].items() if name not in measured},
+    }
     file.write_text(json.dumps(found, indent=1, ensure_ascii=False))
 
 
@@ -117,12 +126,14 @@ def main() -> None:
     file = given.out or build() / "bench.json"
     repeats = given.repeats or (1 if given.quick else 3)
     kept = json.loads(file.read_text()) if given.keep and file.exists() else {}
+    earlier = {name: runs for name, runs in kept.get("results", {}).items() if name in ROWS}
+    day = kept.get("machine", {}).get("date")
     known = {
         "machine": machine.heading(),
         "repeats": repeats,
         "quick": given.quick,
-        "log": kept.get("log", []),
-        "results": kept.get("results", {}),
+        "results": earlier,
+        "kept": {**dict.fromkeys(earlier, day), **kept.get("kept", {})},
     }
     rows = dict.fromkeys(name for topic in given.only for name in TOPICS[topic].rows)
     run = Run([*rows], effort, repeats)

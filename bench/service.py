@@ -16,7 +16,7 @@ from table import Effort, Line, Measured, Results, Topic, at_least, build, met, 
 from traffic import make_events
 
 CONNECTIONS = (64, 256)
-AIM = 0.6
+AIM = 0.75
 FLAT = 1.3
 
 

@@ -22,7 +22,21 @@ from typing import Any
 import uvloop
 from bulk import Bulk, PostgresBulk, RedisBulk, SQLiteBulk
 from passing import WINDOW_MS, Hand, pass_keys
-from table import BATCH, Effort, Line, Measure, Measured, Results, Topic, build, met, spread, times
+from table import (
+    BATCH,
+    COST,
+    Effort,
+    Line,
+    Measure,
+    Measured,
+    Results,
+    Topic,
+    at_most,
+    build,
+    met,
+    spread,
+    times,
+)
 from traffic import RULE, NullSink, make_events
 
 from oncebridge import Gateway, Settings, Store
@@ -30,9 +44,13 @@ from oncebridge.stores.api import Fate, Memories, Memory
 from oncebridge.stores.memory import MemoryStore
 
 SIZES = (10**4, 10**5, 10**6, 10**7)
-SLICES, SLICE = 5, 1_000
+SLICE = 1_000
+SLICES, MOST_SLICES = 5, 40
+"""The more keys, the more slices: a log that fills up is written back several times meanwhile."""
 QUICK = 10**5
 AIM_BYTES, FLAT = 150, 1.3
+AIM_SQLITE = 1.4
+"""At most so many times the cost at 10⁴ keys, at 10⁶."""
 TITLES = {
     "sizes-memory": "memory",
     "sizes-sqlite": "SQLite",
@@ -75,7 +93,7 @@ def memory(effort: Effort) -> Measured:
             gc.collect()
             if size == sizes[-1]:
                 measured["bytes"] = (resident() - empty) / size
-            measured["store"][str(size)] = await slices(store, time.thread_time)
+            measured["store"][str(size)] = await slices(store, size, time.thread_time)
             few = events[number * 4_000 :][:4_000]
             begins = time.thread_time()
             for at in range(0, len(few), BATCH):
@@ -83,7 +101,7 @@ def memory(effort: Effort) -> Measured:
             measured["whole"][str(size)] = (time.thread_time() - begins) / len(few) * 1e6
         # and now all of it ends: what was learned has to be forgotten on the way
         clock.now_ms += WINDOW_MS + 60_000
-        measured["forgetting"] = await slices(store, time.thread_time)
+        measured["forgetting"] = await slices(store, sizes[-1], time.thread_time)
         return measured
 
     return _run(fill())
@@ -134,14 +152,17 @@ async def grown(bulk: Bulk, sizes: Sequence[int]) -> Measured:
         measured["filling"][str(size)] = time.perf_counter() - begins
         async with bulk.store() as store:
             await pass_keys(store, SLICE)  # files are read, statements prepared
-            measured["store"][str(size)] = await slices(store)
+            measured["store"][str(size)] = await slices(store, size)
     return measured
 
 
-async def slices(store: Store, timer: Callable[[], float] = time.perf_counter) -> list[float]:
-    """Time a few slices of keys; microseconds for one, slice by slice."""
+async def slices(
+    store: Store, size: int, timer: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """Time slices of new keys, few beside *size*; microseconds for one, slice by slice."""
+    count = min(max(size // (25 * SLICE), SLICES), MOST_SLICES)
     memo = b'["1dfbc15a-2a17-4071-923d-8f2d1614d09b",1765552507919]'
-    took = [await pass_keys(store, SLICE, memo=memo, timer=timer) for _ in range(SLICES)]
+    took = [await pass_keys(store, SLICE, memo=memo, timer=timer) for _ in range(count)]
     return [seconds / SLICE * 1e6 for seconds in took]
 
 
@@ -190,6 +211,21 @@ def flat_line(results: Results, work: str, part: str) -> Line:
     reached = met(statistics.median(grew) <= FLAT)
     ours = f"{' '.join(told)} µs at 10⁴ … {power(runs[0]['keys'])} keys"
     return Line(work, ours, ratio=times(grew), aim=f"flat (≤ {FLAT}x)", met=reached)
+
+
+def sqlite_growth(results: Results) -> list[float]:
+    """Return the cost of a key at 10⁶ keys compared with that at 10⁴, run by run."""
+    return [each[10**6] / each[10**4] for each in costs(results["sizes-sqlite"], "store")]
+
+
+def sqlite_line(results: Results, work: str) -> Line:
+    runs = results["sizes-sqlite"]
+    ours = " ".join(cell.removesuffix(" µs") for cell in cells(runs, "store")[:3])
+    if runs[0]["keys"] < 10**6:
+        return Line(work, f"{ours} µs at 10⁴ … {power(runs[0]['keys'])} keys")
+    grew = sqlite_growth(results)
+    told = times(grew, COST), *at_most(grew, AIM_SQLITE, COST)
+    return Line(work, f"{ours} µs at 10⁴ … 10⁶ keys", "", "", *told)
 
 
 def power(keys: int) -> str:

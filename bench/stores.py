@@ -10,6 +10,7 @@ after the other, each in a process of its own and in a database, table or bucket
     powertools                  the idempotency utility of Powertools for AWS Lambda
     connect                     the dedupe of Redpanda Connect
     single                      a claim and a commit for each event, with the driver alone
+    floor-1                     the same two calls for bare keys, one at a time
     floor-100                   the same two batched round trips, with the driver alone
 
 A fifth of the events are duplicates, and each way has to find them all.
@@ -27,6 +28,7 @@ from typing import NamedTuple
 
 from table import (
     BATCH,
+    COST,
     Effort,
     Line,
     Measure,
@@ -74,7 +76,9 @@ KINDS = {"memory-peers": "memory", **{kind: kind for kind in WAYS if kind != "me
 # --- the table --------------------------------------------------------------------------
 
 
-UNITS = {"rate": "", "cpu": " less CPU", "cost": " its cost"}
+UNITS = {"rate": "", "cpu": " less CPU", "cost": COST, "cpu cost": " its CPU"}
+COSTS = ("cost", "cpu cost")
+"""The less, the better."""
 
 
 class Beside(NamedTuple):
@@ -83,7 +87,11 @@ class Beside(NamedTuple):
     ours: str
     peer: str
     by: str = "rate"
-    """`rate`: events per second; `cpu`: processor time; `cost`: time, beside a floor."""
+    """
+    `rate`: events per second; `cpu`: processor time.
+
+    Beside a floor: `cost`, time; `cpu cost`, processor time.
+    """
     aim: float | None = None
 
     def ratio(self, run: Measured) -> float:
@@ -93,13 +101,15 @@ class Beside(NamedTuple):
                 return float(peer["cpu"] / ours["cpu"])
             case "cost":
                 return float(peer["rate"] / ours["rate"])
+            case "cpu cost":
+                return float(ours["cpu"] / peer["cpu"])
             case _:
                 return float(ours["rate"] / peer["rate"])
 
     def judge(self, ratios: Sequence[float]) -> tuple[str, str]:
         if self.aim is None:
             return "", ""
-        judged = at_most if self.by == "cost" else at_least
+        judged = at_most if self.by in COSTS else at_least
         return judged(ratios, self.aim, UNITS[self.by])
 
 
@@ -120,27 +130,33 @@ PEERS = {
     "powertools": "Powertools",
     "connect": "Redpanda Connect",
     "single": "the driver, one by one",
+    "floor-1": "the driver's two calls",
     "floor-100": "the driver, in batches",
 }
-FLOORS = ("floor-100",)
+FLOORS = ("floor-1", "floor-100")
 REDIS_POWERTOOLS = Beside("ours-100", "powertools", aim=20)
-REDIS_CONNECT = Beside("ours-100", "connect", aim=4)
+REDIS_CONNECT = Beside("ours-100", "connect", aim=3)
 REDIS_FLOOR = Beside("ours-100", "floor-100", by="cost", aim=3)
-REDIS_ONE = Beside("ours-1", "powertools", aim=1.5)
+REDIS_FOUR = Beside("ours-4x100", "powertools", aim=28)
+REDIS_ONE = Beside("ours-1", "powertools", aim=1.8)
+REDIS_ONE_CPU = Beside("ours-1", "floor-1", by="cpu cost", aim=1.3)
 POSTGRES_SINGLE = Beside("ours-100", "single", aim=20)
-DYNAMODB_CPU = Beside("ours-100", "powertools", by="cpu", aim=10)
-MEMORY_POWERTOOLS = Beside("ours-100", "powertools", aim=10)
-MEMORY_CONNECT = Beside("ours-100", "connect", aim=5)
+POSTGRES_ONE = Beside("ours-1", "single", aim=0.8)
+DYNAMODB_CPU = Beside("ours-100", "powertools", by="cpu", aim=45)
+MEMORY_POWERTOOLS = Beside("ours-100", "powertools", aim=7)
+MEMORY_CONNECT = Beside("ours-100", "connect", aim=3.5)
+MEMORY_ONE = Beside("ours-1", "powertools", aim=2.5)
 COMPARED = {
-    "memory-peers": [MEMORY_POWERTOOLS, MEMORY_CONNECT, Beside("ours-1", "powertools")],
+    "memory-peers": [MEMORY_POWERTOOLS, MEMORY_CONNECT, MEMORY_ONE],
     "redis": [
         REDIS_POWERTOOLS,
         REDIS_CONNECT,
         Beside("ours-100", "single"),
         REDIS_FLOOR,
-        Beside("ours-4x100", "powertools"),
+        REDIS_FOUR,
         Beside("ours-10", "powertools"),
         REDIS_ONE,
+        REDIS_ONE_CPU,
         Beside("ours-1", "single"),
     ],
     "postgres": [
@@ -148,7 +164,7 @@ COMPARED = {
         Beside("ours-100", "floor-100", by="cost"),
         Beside("ours-4x100", "single"),
         Beside("ours-10", "single"),
-        Beside("ours-1", "single"),
+        POSTGRES_ONE,
     ],
     "dynamodb": [
         DYNAMODB_CPU,
@@ -203,7 +219,7 @@ def compared(beside: Beside, runs: Sequence[Measured], work: str) -> Line:
     first = work or f"  vs. {peer}"
     ours = speed(runs, beside.ours) if work else ""
     if beside.peer not in runs[0]:
-        return Line(first, ours, f"{peer} is not installed")
+        return Line(first, ours, f"{peer}: not measured")
     ratios = [beside.ratio(run) for run in runs]
     rates = speed(runs, beside.peer)
     is_floor = beside.peer in FLOORS

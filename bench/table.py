@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 BUILD = Path(__file__).parents[1] / "build"
 BATCH = 100
+COST = " its cost"
+"""Of a ratio: the less, the better."""
 
 Measured = dict[str, Any]
 Results = Mapping[str, Sequence[Measured]]

@@ -8,11 +8,14 @@ aim names. A line whose row was not measured is left out.
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import calls
 import cold
 import decisions
 import keys
+import latency
 import service
 import sizes
+import watch_path
 from table import Line, Measure, Results, Topic
 
 import stores
@@ -25,62 +28,69 @@ class Target(NamedTuple):
     work: str
     tell: Callable[[Results, str], Line]
     ratios: Callable[[Results], list[float]] | None = None
-    """Ours divided by the peer, run by run, for the chart."""
+    """Ours divided by the peer, run by run, for the chart; of a cost, the inverse."""
     aim: float | None = None
 
-    @property
-    def short(self) -> str:
-        return self.work.removeprefix("decision ").removeprefix("on ")
 
-
-def _key(name: str, work: str) -> Target:
-    return Target(
-        name,
-        work,
-        lambda results, work: keys.line(results, name, work),
-        lambda results: keys.ratios(results, name),
-        keys.AIM,
-    )
+def _cost(
+    row: str,
+    work: str,
+    tell: Callable[[Results, str], Line],
+    costs: Callable[[Results], list[float]],
+    aim: float,
+) -> Target:
+    return Target(row, work, tell, lambda results: [1 / cost for cost in costs(results)], 1 / aim)
 
 
 def _store(name: str, beside: stores.Beside, work: str, floor: str = "floor-100") -> Target:
-    is_cost = beside.by == "cost"
     assert beside.aim is not None
 
-    def ratios(results: Results) -> list[float]:
-        found = stores.ratios(results, name, beside)
-        return [1 / cost for cost in found] if is_cost else found
+    def tell(results: Results, work: str) -> Line:
+        return stores.line(results, name, beside, work, floor)
 
-    return Target(
-        name,
-        work,
-        lambda results, work: stores.line(results, name, beside, work, floor),
-        ratios,
-        1 / beside.aim if is_cost else beside.aim,
-    )
+    def ratios(results: Results) -> list[float]:
+        return stores.ratios(results, name, beside)
+
+    if beside.by in stores.COSTS:
+        return _cost(name, work, tell, ratios, beside.aim)
+    return Target(name, work, tell, ratios, beside.aim)
 
 
 ALL = (
-    _key("key-compact", "key of an event, vs. json + sha256"),
-    _store("redis", stores.REDIS_POWERTOOLS, "decision on Redis, vs. Powertools"),
-    _store("redis", stores.REDIS_CONNECT, "decision on Redis, vs. Redpanda Connect"),
-    _store("redis", stores.REDIS_FLOOR, "decision on Redis, vs. the raw driver"),
-    _store("redis", stores.REDIS_ONE, "one at a time on Redis, vs. Powertools", "single"),
-    _store("postgres", stores.POSTGRES_SINGLE, "decision on PostgreSQL, vs. one by one"),
-    _store("dynamodb", stores.DYNAMODB_CPU, "CPU on DynamoDB, vs. Powertools"),
+    _store("redis", stores.REDIS_POWERTOOLS, "Redis 1 x 100, vs. Powertools"),
+    _store("redis", stores.REDIS_CONNECT, "Redis 1 x 100, vs. Redpanda Connect"),
+    _store("redis", stores.REDIS_FLOOR, "Redis 1 x 100, vs. the raw driver"),
+    _store("redis", stores.REDIS_FOUR, "Redis 4 x 100, vs. Powertools"),
+    _store("redis", stores.REDIS_ONE, "Redis 1 x 1, vs. Powertools", "floor-1"),
+    _store("redis", stores.REDIS_ONE_CPU, "Redis 1 x 1, CPU vs. the driver's two calls", "floor-1"),
+    _store("postgres", stores.POSTGRES_SINGLE, "PostgreSQL 1 x 100, vs. one by one"),
+    _store("postgres", stores.POSTGRES_ONE, "PostgreSQL 1 x 1, vs. one by one", ""),
     Target(
         "sqlite-1",
-        "decision on SQLite, durable",
+        "SQLite 1 x 100, durable, vs. the raw driver",
         lambda results, work: decisions.line(results, "sqlite-1", work),
+        lambda results: decisions.ratios(results, "sqlite-1"),
+        decisions.AIM_SQLITE,
     ),
-    _store("memory-peers", stores.MEMORY_POWERTOOLS, "decision in memory, vs. Powertools"),
-    _store("memory-peers", stores.MEMORY_CONNECT, "decision in memory, vs. Redpanda Connect"),
+    Target("sizes-sqlite", "SQLite at 10⁶ keys, vs. at 10⁴", sizes.sqlite_line),
+    _store("memory-peers", stores.MEMORY_POWERTOOLS, "memory 1 x 100, vs. Powertools"),
+    _store("memory-peers", stores.MEMORY_CONNECT, "memory 1 x 100, vs. Redpanda Connect"),
+    _store("memory-peers", stores.MEMORY_ONE, "memory 1 x 1, vs. Powertools"),
     Target("sizes-memory", "memory of a key", sizes.bytes_line),
     Target(
         "sizes-memory",
-        "decision in memory, by the number of keys",
+        "memory 1 x 100, by the number of keys",
         lambda results, work: sizes.flat_line(results, work, "whole"),
     ),
+    _store("dynamodb", stores.DYNAMODB_CPU, "DynamoDB 1 x 100, CPU vs. Powertools"),
+    _cost(
+        "key-compact",
+        "key of an event, vs. msgspec",
+        lambda results, work: keys.line(results, "key-compact", work),
+        lambda results: keys.ratios(results, "key-compact"),
+        keys.AIM,
+    ),
+    Target("calls", "function calls for an event, 1 x 100", calls.line),
     Target(
         "http",
         "HTTP → SQLite → HTTP, vs. no gateway",
@@ -88,7 +98,16 @@ ALL = (
         lambda results: service.ratios(results, 64),
         service.AIM,
     ),
+    Target(f"latency-{latency.HALF}", "HTTP → SQLite → HTTP, p50 at half load", latency.half_line),
+    Target(
+        "watch-seen",
+        "history, dashboard and scrapes, vs. none",
+        watch_path.line,
+        watch_path.ratios,
+        watch_path.AIM_SEEN,
+    ),
     Target("cold", "cold import in Lambda, in addition to boto3", cold.line),
+    Target("command", "`oncebridge --version`", cold.command_line),
 )
 
 
@@ -99,7 +118,7 @@ def lines(results: Results) -> Iterator[Line]:
 
 
 def _rows() -> dict[str, Measure]:
-    known = (keys, decisions, stores, sizes, service, cold)
+    known = (stores, decisions, sizes, keys, calls, service, latency, watch_path, cold)
     rows = {name: row for module in known for name, row in module.TOPIC.rows.items()}
     return {target.row: rows[target.row] for target in ALL}
 
@@ -109,7 +128,7 @@ TOPIC = Topic(
     "Targets",
     _rows(),
     lines,
-    "Decisions in batches of 100, one batch at a time, unless another number is given; a fifth of "
-    "the events are duplicates. CPU is that of the client. The floor is the same work with the "
-    "driver alone, or with nothing in between.",
+    "1 x 100: decisions in batches of 100 events, one batch at a time; 4 x 100: four at a time; 1 x 1: one "
+    "event at a time. A fifth of the events are duplicates. CPU is that of the client. The floor is the "
+    "same work with the driver alone, or with nothing in between.",
 )

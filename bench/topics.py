@@ -1,6 +1,7 @@
 """All parts of the table, in the order in which they are printed."""
 
 import audits
+import calls
 import cold
 import decisions
 import keys
@@ -22,6 +23,7 @@ TOPICS: dict[str, Topic] = {
     for topic in (
         targets.TOPIC,
         keys.TOPIC,
+        calls.TOPIC,
         decisions.TOPIC,
         stores.TOPIC,
         scaling.TOPIC,

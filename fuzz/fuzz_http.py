@@ -29,12 +29,9 @@ LATER = RouterAnswer(acknowledge=False, verdict=Verdict.BUSY)
 class Inbox:
     """Say yes to what has an even length, and `later` to the rest."""
 
-    def put(self, raw, done):
-        done(LATER if len(raw) % 2 else DELIVERED)
-
-    def put_all(self, raws, dones):
-        for raw, done in zip(raws, dones, strict=True):
-            self.put(raw, done)
+    def put(self, raws, answered):
+        for at, raw in enumerate(raws):
+            answered(at, LATER if len(raw) % 2 else DELIVERED)
 
     def not_ready(self) -> list[str]:
         return []

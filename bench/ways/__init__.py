@@ -111,6 +111,7 @@ WAYS: dict[str, dict[str, Way]] = {
         "powertools": Way("powertools:redis", most=10_000, needs=POWERTOOLS),
         "connect": CONNECT,
         "single": Way("redis_driver:single", most=10_000),
+        "floor-1": Way("redis_driver:calls", is_keyed=True, most=10_000),
         "floor-100": Way("redis_driver:floor", 100, is_keyed=True, most=400_000),
     },
     "postgres": {

@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import redis
@@ -25,12 +25,23 @@ return #KEYS
 
 @asynccontextmanager
 async def single(address: Address) -> AsyncIterator[Decide]:
+    async with calls(address) as decide_keys:
+
+        async def decide(batch: list[bytes]) -> int:
+            return await decide_keys([naive_key(raw, IGNORED) for raw in batch])
+
+        yield decide
+
+
+@asynccontextmanager
+async def calls(
+    address: Address,
+) -> AsyncIterator[Callable[[Sequence[str | bytes]], Awaitable[int]]]:
     client = redis.Redis(port=address.port)
 
-    async def decide(batch: list[bytes]) -> int:
+    async def decide(keys: Sequence[str | bytes]) -> int:
         duplicates = 0
-        for raw in batch:
-            key = naive_key(raw, IGNORED)
+        for key in keys:
             if client.set(key, os.urandom(16), nx=True, px=LEASE_S * 1000):
                 client.set(key, b"done", xx=True, px=WINDOW_S * 1000)
             else:

@@ -127,7 +127,7 @@ def by_a_judge(rules, stream):
         at_ms += gap
         plan = plans.plan(read(raw))
         if plan.parts:
-            found = judge.judge(number, at_ms, plan.rule, ComplexPlan.of(plan))
+            found = judge.judge(number, at_ms, ComplexPlan.of(plan).plan(plan.rule))
             verdicts.append(found.verdict)
         else:
             verdicts.append(UNKEYED[plan.action])

@@ -14,7 +14,6 @@ from oncebridge import Rule
 from oncebridge.audit import judge, rows
 from oncebridge.audit.engine import audit
 from oncebridge.audit.judge import Judge
-from oncebridge.audit.rows import ComplexPlan
 from oncebridge.audit.table import Table
 from oncebridge.errors import ConfigError
 from oncebridge.events.event import Limits, read
@@ -69,7 +68,7 @@ def test_a_judge_keeps_no_more_than_the_windows_need():
     most = 0
     for number in range(5_000):
         plan = rules.plan(read(json.dumps(event(detail={"e": "E", "n": number})).encode()))
-        one.judge(number, START_MS + number * 1_000, rule, ComplexPlan.of(plan))
+        one.judge(number, START_MS + number * 1_000, plan)
         most = max(most, len(one._records) + len(one._entities))
     assert most < 1_100
 

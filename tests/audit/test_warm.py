@@ -22,7 +22,7 @@ from oncebridge.genesys.simulator import simulate
 from oncebridge.service.addresses import Migrates
 from oncebridge.service.config import Setup, load
 from oncebridge.service.service import Service
-from oncebridge.stores.api import NoAnswer
+from oncebridge.stores.api import ClaimAnswers, NoAnswer
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
 
@@ -252,7 +252,7 @@ class Silent(MemoryStore):
     """A store that stops answering."""
 
     async def claim(self, wants):
-        return [NoAnswer("it is away")] * len(wants)
+        return ClaimAnswers(wants, [NoAnswer("it is away")] * len(wants), 0)
 
 
 async def test_a_store_that_is_away_ends_it_with_a_word(world, monkeypatch):

@@ -14,9 +14,9 @@ from oncebridge.base.clock import SystemDice, system_clock
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.sources.api import Host
-from oncebridge.sources.intake import Intake
 from oncebridge.sources.kinesis.held_shard import KinesisTimings
 from oncebridge.sources.kinesis.source import KinesisOptions, KinesisSource
+from oncebridge.sources.pump import PumpInbox
 from oncebridge.stores.memory import MemoryStore
 
 QUICK = KinesisTimings(
@@ -38,7 +38,7 @@ class Worker:
         settings = Settings(backoff=timedelta(milliseconds=20))
         self.gateway = Gateway(store=store, sink=self.sink, dead=self.dead, settings=settings)
         router = Router([RouteEntry(self.gateway)])
-        self.host = Host(router, Intake(router), store, 200, system_clock, SystemDice())
+        self.host = Host(router, PumpInbox(router), store, 200, system_clock, SystemDice())
         options = KinesisOptions(poll=timedelta(seconds=0.25), **options)
         made = KinesisSource.from_url(url, options)
         self.source = KinesisSource(made._stream, options, times=QUICK)

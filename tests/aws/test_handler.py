@@ -1005,9 +1005,9 @@ def breaking(settings, store, *, after):
     """Make a function whose router breaks, when it has done nothing or all."""
 
     class Breaking(Router):
-        async def process(self, *args, **more):
+        async def process_each(self, *args, **more):
             if after:
-                await super().process(*args, **more)
+                await super().process_each(*args, **more)
             raise LookupError("a bug")
 
     sink = ScriptedSink()
@@ -1015,12 +1015,20 @@ def breaking(settings, store, *, after):
     return lambda_handler(Breaking([RouteEntry(gateway)]), metrics=None), sink
 
 
-@pytest.mark.parametrize("given", [event(1), sqs(event(1)), kinesis(("p", event(1)))])
-def test_what_is_unforeseen_is_raised(given):
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(event(1), None), (sqs(event(1)), back("m0")), (kinesis(("p", event(1))), back("8"))],
+)
+def test_what_is_unforeseen_acknowledges_nothing_and_is_logged(given, expected, caplog):
     handler, sink = breaking(QUICK, MemoryStore(), after=False)
-    with pytest.raises(LookupError):
-        handler(given, Context())
+    if expected is None:
+        with pytest.raises(HandedBack, match="an unexpected error"):
+            handler(given, Context())
+    else:
+        assert handler(given, Context()) == expected
     assert sink.seen == []
+    (failed,) = [one for one in caplog.records if one.message == "oncebridge.batch_failed"]
+    assert failed.error == "LookupError"
     handler.close()
 
 
@@ -1029,8 +1037,7 @@ def test_a_late_commit_is_waited_for_whatever_else_breaks():
     store = Failing("commit", StoreUnavailable("not now"), times=5)
     handler, sink = breaking(settings, store, after=True)
     for _ in range(2):
-        with pytest.raises(LookupError):
-            handler(sqs(event(1)), Context())
+        assert handler(sqs(event(1)), Context()) == OK
         assert numbers(sink) == [1]
         assert store.times == 0
     handler.close()

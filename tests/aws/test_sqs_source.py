@@ -470,8 +470,8 @@ class TestDeleting:
             assert again.receipt_handle != first.receipt_handle
             assert hand.take(again, now()) is None
             assert len(hand) == 1
-            await hand.delete([place])
-            await hand.wait_until_deleted()
+            hand.delete(place)
+            await hand.settle()
             assert theirs.counts() == (0, 0)
             assert len(hand) == 0
         finally:

@@ -11,7 +11,7 @@ from tests.servers.redis import RedisServer, prefix
 from tests.servers.s3 import S3Server
 
 from oncebridge.events.key import Part
-from oncebridge.stores.api import Commit, Commits, Fate, Record, Release, Releases, Want
+from oncebridge.stores.api import Commit, Commits, Fate, Record, Release, Releases, Want, Wants
 from oncebridge.stores.sqlite.store import SQLiteStore
 
 HOUR = 3_600_000
@@ -55,7 +55,7 @@ def remember(path) -> list[Record]:
                 Want((Part(key, b"h" * 32),), b"t" * 16, key[-16:], HOUR, 5 * HOUR, b"first")
                 for key in keys
             ]
-            await store.claim(wants)
+            await store.claim(Wants.of(wants))
             failed, waits, register, *done = keys
             await store.release(
                 Releases.of(

@@ -23,7 +23,7 @@ from oncebridge.engine.verdict import Verdict
 from oncebridge.events.key import Part
 from oncebridge.operate.replay import DeadLetterFilter, Replayed, Replayer, select
 from oncebridge.service.config import Setup
-from oncebridge.service.service import make_router
+from oncebridge.service.routes import make_router
 from oncebridge.sinks.api import Delivery, Never, SinkAnswer, Unknown, Yes
 from oncebridge.stores.api import Want, Wants
 from oncebridge.stores.memory import MemoryStore

@@ -109,7 +109,7 @@ class LookedAt:
         self.peek, self.now_ms = store.peek, store.now_ms
 
 
-def call(status: str, at: int, *, number: str = "c-1", **more) -> dict:
+def call(status: str, at: int | str, *, number: str = "c-1", **more) -> dict:
     detail = {"call": number, "status": status, "at": at}
     return event(source="com.example.calls") | {"detail": detail} | more
 
@@ -568,6 +568,15 @@ STARTED = "2023-11-14 22:13:20 UTC"
         ),
         ([event(1)], event(2), {}, ["This one is delivered as a separate event."]),
         (
+            [call("ringing", 5)],
+            call("ended", "2023-11-14"),
+            {},
+            [
+                "This event is a conflict on route crm: its version is of type instant, and that",
+                "of its entity of type number; it is delivered.",
+            ],
+        ),
+        (
             [],
             event(1, source="com.example.clock"),
             {},
@@ -624,6 +633,13 @@ async def test_in_shadow_mode_it_is_said_that_all_is_forwarded(tmp_path, before,
     assert said.count("dropped") == expected.count("dropped")
     new = await words(tmp_path, text, event(9))
     assert new == "The store has no record of this event: it would be delivered by route crm."
+
+
+async def test_in_shadow_mode_it_is_said_what_too_many_attempts_would_lead_to(tmp_path):
+    text = 'route = "crm"\nmode = "shadow"\nmax_attempts = 1\n'
+    again = {"verdicts": [Unknown("timed out")], "advance_ms": 600_000}
+    said = await words(tmp_path, text, event(1), event(1), **again)
+    assert "in enforce mode it would go to the dead letters. This event was not delivered" in said
 
 
 def test_shadow_mode_is_told_to_programs_and_people(call, write):

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from oncebridge.cli.app import app
+from oncebridge.cli.app import LazyCommand, app
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     yield path
+    command = command.load() if isinstance(command, LazyCommand) else command
     if isinstance(command, click.Group):
         for name, inner in command.commands.items():
             yield from commands(inner, (*path, name))
@@ -42,6 +43,79 @@ def test_a_command_has_an_example_that_stands_on_its_own_line(call, path):
     _, _, examples = shown.partition("Examples:\n")
     assert any(line.strip().startswith("oncebridge") for line in examples.splitlines())
     assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", app.commands.values(), ids=lambda command: command.name)
+def test_the_table_of_commands_has_the_first_sentence_of_their_help(command):
+    loaded = command.load()
+    assert loaded.name == command.name
+    assert " ".join(loaded.help.partition("\n\n")[0].split()) == command.help
+
+
+DRIVERS = {"asyncio", "duckdb", "httptools", "jinja2", "msgspec", "rich", "sqlite3", "uvloop"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "shown"),
+    [
+        (["--version"], {}, "oncebridge, version"),
+        (["--help"], {}, "Find the duplicates in recorded events, and their causes."),
+        (
+            [],
+            {
+                "_ONCEBRIDGE_COMPLETE": "bash_complete",
+                "COMP_WORDS": "oncebridge re",
+                "COMP_CWORD": "1",
+            },
+            "plain,release\nplain,resend\nplain,resume\n",
+        ),
+    ],
+    ids=["version", "help", "completion"],
+)
+def test_what_runs_no_command_loads_no_command(tmp_path, arguments, environment, shown):
+    code = (
+        "import sys\n"
+        "from oncebridge.cli import main\n"
+        f"sys.argv = {['oncebridge', *arguments]!r}\n"
+        "try:\n    main()\n"
+        "except SystemExit:\n    print(*sys.modules, sep='\\n', file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert shown in done.stdout
+    loaded = set(done.stderr.split())
+    ours = {name for name in loaded if name.startswith("oncebridge")}
+    assert ours == {"oncebridge", "oncebridge.cli", "oncebridge.cli.app"}
+    assert not loaded & DRIVERS
+
+
+def test_a_package_that_is_missing_is_named(tmp_path):
+    code = (
+        "import sys\n"
+        "sys.modules['rich'] = None\n"
+        "from oncebridge.cli import main\n"
+        "sys.argv = ['oncebridge', 'explain', 'x.json']\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "oncebridge: the command line needs rich: pip install 'oncebridge[service]'\n"
+    )
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

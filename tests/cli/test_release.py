@@ -74,7 +74,7 @@ def in_store(tmp_path, work):
 
 def hold(tmp_path, *keys: bytes, token: bytes = TOKEN) -> None:
     wants = [Want((Part(key),), token, GENERATION, HOUR, HOUR) for key in keys]
-    in_store(tmp_path, lambda store: store.claim(wants))
+    in_store(tmp_path, lambda store: store.claim(Wants.of(wants)))
 
 
 def test_a_held_event_is_released_and_passes_at_once(call, config, tmp_path):
@@ -296,7 +296,7 @@ sink = "file:bill.ndjson"
     )
     memo = Memo("a1", 7).write()
     wants = [Want((Part(key),), TOKEN, GENERATION, HOUR, HOUR, memo) for key in (crm, bill)]
-    in_store(tmp_path, lambda store: store.claim(wants))
+    in_store(tmp_path, lambda store: store.claim(Wants.of(wants)))
     for name in ("a1", crm.hex()):
         told = call("release", name, "--route", "crm", "--yes", *C, code=1).out
         assert "does not keep the route; with --route, name a file with the event" in told

@@ -26,7 +26,7 @@ from oncebridge.operate.identity import Identities, RouteIdentity
 from oncebridge.operate.operator_log import StoreOperatorLog
 from oncebridge.operate.resend import Resender, ResendPlan, Resent, plan_resends
 from oncebridge.service.config import load
-from oncebridge.service.service import gateways
+from oncebridge.service.routes import gateways
 from oncebridge.sinks.api import Never, Unknown, Yes
 from oncebridge.stores.api import Want, Wants
 from oncebridge.stores.sqlite.store import SQLiteStore
@@ -174,6 +174,16 @@ async def test_what_a_rule_drops_is_not_sent_and_what_it_never_keys_is(tmp_path)
     assert "missing or null" in await refusal(world, event(source="strict"))
     done = await again(world, event(1))
     assert (done.outcome.verdict, done.is_sent) == (Verdict.BYPASSED, True)
+
+
+async def test_in_shadow_mode_everything_is_sent_again(tmp_path):
+    noise = '[[rules]]\nname = "noise"\nmatch = { source = ["noise"] }\ndiscard = true\n'
+    world = World(tmp_path, f'mode = "shadow"\n{noise}{LATEST}')
+    older, newer = call_event(1, "rings"), call_event(2, "ended")
+    await world.arrive(older, newer)
+    for one, verdict in ((older, Verdict.STALE), (event(source="noise"), Verdict.DISCARDED)):
+        done = await again(world, one)
+        assert (done.outcome.verdict, done.is_sent) == (verdict, True)
 
 
 async def test_what_the_sink_does_not_take_now_is_said_and_goes_later(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from oncebridge.base.options import settings_of
 from oncebridge.cli.init import KINDS, starter
 from oncebridge.errors import ConfigError
-from oncebridge.events.rules import RuleOptions
+from oncebridge.events.rule_options import RuleOptions
 from oncebridge.service.config import PREFIX, Config, load
 from oncebridge.service.reference import json_schema, markdown
 

@@ -26,8 +26,9 @@ What `oncebridge COMMAND --help` says. Settings that many commands share (`--sto
 def commands() -> Iterator[tuple[str, ...]]:
     """Name every command that does something, in order."""
     for name, command in sorted(app.commands.items()):
-        if isinstance(command, click.Group):
-            yield from ((name, below) for below in sorted(command.commands))
+        loaded = command.load()
+        if isinstance(loaded, click.Group):
+            yield from ((name, below) for below in sorted(loaded.commands))
         else:
             yield (name,)
 

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from tests.docs.pages import ROOT
 from tests.docs.shell import Command
 
-from oncebridge.cli.app import app
+from oncebridge.cli.app import LazyCommand, app
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ def oncebridge(words: Sequence[str]) -> None:
         if isinstance(command, click.Group) and not word.startswith("-"):
             assert word in command.commands, f"there is no oncebridge {' '.join([*names, word])}"
             command = command.commands[word]
+            command = command.load() if isinstance(command, LazyCommand) else command
             names.append(word)
         elif word.startswith("-") and word != "-":
             known = {one for parameter in command.params for one in parameter.opts} | {"--help"}

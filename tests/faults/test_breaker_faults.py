@@ -13,7 +13,7 @@ import pytest
 
 from oncebridge import Closed, Never, No, Settings, Unknown, Unwell, Verdict, Yes
 from oncebridge.engine.router import RouteEntry, Router
-from oncebridge.sources.relay import Relay, SourceRecord
+from oncebridge.sources.pump import Pump, SourceRecord
 
 from .doubles import (
     After,
@@ -328,21 +328,21 @@ async def test_an_hour_without_the_sink_costs_nothing_but_the_hour(answer):
 
 
 @virtual
-async def test_a_relay_brings_everything_when_an_hour_without_the_sink_is_over():
+async def test_a_pump_brings_everything_when_an_hour_without_the_sink_is_over():
     sink = Hours(now() + 3600, No("refused"))
     async with Bench(sink=sink) as bench:
         left = [
-            [SourceRecord(n, (raw,)) for n, raw in enumerate(events(40, 40 * k), 40 * k)]
+            [SourceRecord(n, raw) for n, raw in enumerate(events(40, 40 * k), 40 * k)]
             for k in range(10)
         ]
 
         async def take():
-            return left.pop(0) if left else []
+            return left.pop(0) if left else None
 
-        relay = Relay(Router([RouteEntry(bench.gateway)]), take=take)
+        pump = Pump(Router([RouteEntry(bench.gateway)]), lambda *_: None)
         began = now()
-        await relay.run()
-        assert relay.is_through
+        await pump.run(take)
+        assert pump.is_through
         assert sorted(json.loads(raw)["detail"]["n"] for raw in sink.raws) == list(range(400))
         assert now() - began < 3600 + 400
         assert len(sink.knocks) < 400

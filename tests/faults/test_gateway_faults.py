@@ -1072,7 +1072,7 @@ async def test_drain_does_not_wait_for_ever_for_what_is_owed():
 @virtual
 async def test_after_a_drain_everything_is_handed_back():
     told = []
-    async with Bench(hooks=[told.append]) as bench:
+    async with Bench(hooks=[told.extend]) as bench:
         await bench.gateway.drain()
         for outcome in await bench.process(event({"n": 1}), b"rubbish"):
             assert (outcome.verdict, outcome.acknowledge) == (Verdict.FAILED, False)

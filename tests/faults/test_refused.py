@@ -15,7 +15,7 @@ import pytest
 from oncebridge import Closed, No, Settings, Throttled, Unknown, Unwell, Verdict, Yes
 from oncebridge.base.options import Rate
 from oncebridge.engine.router import RouteEntry, Router
-from oncebridge.sources.relay import Relay, SourceRecord
+from oncebridge.sources.pump import Pump, SourceRecord
 from oncebridge.stores.api import Fate
 
 from .doubles import Bench, ScriptedSink, event, now, rule, virtual
@@ -29,15 +29,20 @@ def number(delivery):
     return json.loads(delivery.event.raw)["detail"]["n"]
 
 
-def relay(bench, count, **options):
-    """Make a relay that brings *count* events, retrying in place."""
-    left = [SourceRecord(n, (numbered(n),)) for n in range(count)]
+async def pump(bench, take):
+    """Bring what *take* returns, retrying in place."""
+    await Pump(Router([RouteEntry(bench.gateway)]), lambda *_: None).run(take)
+
+
+async def bring(bench, count, lane=None):
+    """Bring *count* events, retrying in place."""
+    left = [SourceRecord(n, numbered(n), lane) for n in range(count)]
 
     async def take():
         taken, left[:] = left[:10], left[10:]
-        return taken
+        return taken or None
 
-    return Relay(Router([RouteEntry(bench.gateway)]), take=take, **options)
+    await pump(bench, take)
 
 
 @pytest.mark.parametrize("refusal", [Closed("HTTP 403"), Unwell("HTTP 503")])
@@ -50,12 +55,12 @@ async def test_events_that_are_refused_while_others_pass_end_in_the_dead_letters
         """Bring ten events every second, as long as a refused one is left."""
         await asyncio.sleep(1)
         if len(await bench.letters()) == 5:
-            return []
-        return [SourceRecord(n, (numbered(n),)) for _, n in zip(range(10), numbers, strict=False)]
+            return None
+        return [SourceRecord(n, numbered(n)) for _, n in zip(range(10), numbers, strict=False)]
 
     async with Bench(sink=sink) as bench:
         began = now()
-        await Relay(Router([RouteEntry(bench.gateway)]), take=take).run()
+        await pump(bench, take)
         letters = await bench.letters()
         assert sorted(json.loads(one.raw)["detail"]["n"] for one in letters) == list(range(5))
         assert {letter.reason for letter in letters} == {"attempts"}
@@ -82,7 +87,7 @@ async def test_a_sink_that_refuses_everything_for_an_hour_costs_no_event(refusal
     async with Bench(settings=Settings(max_attempts=2)) as bench:
         ends = now() + 3600
         bench.sink.otherwise = lambda _: refusal if now() < ends else Yes()
-        await relay(bench, 50).run()
+        await bring(bench, 50)
         assert await bench.letters() == []
         assert sorted(map(number, bench.sink.taken)) == list(range(50))
         assert now() < ends + 400
@@ -150,15 +155,9 @@ async def test_it_is_given_up_after_its_window_or_sooner_where_nothing_can_pass_
 @virtual
 async def test_a_poison_at_the_head_of_a_lane_ends_and_the_lane_goes_on():
     sink = ScriptedSink(otherwise=lambda d: Unwell("HTTP 503") if number(d) == 0 else Yes())
-    left = [SourceRecord(n, (numbered(n),), lane="one") for n in range(3)]
-
-    async def take():
-        taken, left[:] = left[:], []
-        return taken
-
     async with Bench(sink=sink) as bench:
         began = now()
-        await Relay(Router([RouteEntry(bench.gateway)]), take=take).run()
+        await bring(bench, 3, lane="one")
         assert list(map(number, sink.taken)) == [1, 2]
         (letter,) = await bench.letters()
         assert (letter.reason, letter.maybe_delivered) == ("too-old", True)
@@ -170,7 +169,7 @@ async def test_a_sink_that_cannot_be_reached_costs_no_event_however_old():
     async with Bench(settings=Settings(give_up_after=timedelta(hours=1))) as bench:
         ends = now() + 24 * 3600
         bench.sink.otherwise = lambda _: No("refused") if now() < ends else Yes()
-        await relay(bench, 5).run()
+        await bring(bench, 5)
         assert await bench.letters() == []
         assert len(bench.sink.taken) == 5
 
@@ -204,7 +203,7 @@ async def test_throttling_in_between_does_not_show_that_others_pass(refusal):
     async with Bench(settings=Settings(max_attempts=2)) as bench:
         ends = now() + 3600
         bench.sink.otherwise = lambda _: next(answers) if now() < ends else Yes()
-        await relay(bench, 20).run()
+        await bring(bench, 20)
         assert await bench.letters() == []
         assert len(bench.sink.taken) == 20
         assert bench.gateway.sink_breaker.opened > 0

@@ -9,8 +9,8 @@ from tests.faults.doubles import Bench, ScriptedSink, event, now, virtual
 from tests.size import full
 
 from oncebridge import Delivery, Never, No, Settings, Throttled, Verdict, Yes
-from oncebridge.engine.router import RouteEntry, Router
-from oncebridge.sources.relay import Relay, SourceRecord
+from oncebridge.engine.router import RouteEntry, Router, RouterAnswer
+from oncebridge.sources.pump import Pump, Retry, SourceRecord
 
 # --- limiters -------------------------------------------------------------------------------
 
@@ -90,29 +90,30 @@ def events(count: int) -> list[bytes]:
     return [event({"n": n}, id=f"e{n}") for n in range(count)]
 
 
-def relay(bench: Bench, raws: Sequence[bytes]) -> tuple[Relay, list[SourceRecord]]:
-    """Make a relay that reads *raws* as from a queue, ten at a time; and what goes back there."""
+async def pump(bench: Bench, raws: Sequence[bytes]) -> list[int]:
+    """Bring *raws* as a queue's worker does, ten at a time; return what goes back to the queue."""
     chunks = iter([raws[at : at + 10] for at in range(0, len(raws), 10)])
-    back: list[SourceRecord] = []
     places = iter(range(len(raws)))
+    back: list[int] = []
 
-    async def take() -> list[SourceRecord]:
+    async def take() -> list[SourceRecord[int]] | None:
         await asyncio.sleep(0.01)
-        return [SourceRecord(next(places), (raw,)) for raw in next(chunks, ())]
+        return [SourceRecord(next(places), raw) for raw in next(chunks, ())] or None
 
-    async def hand_back(pairs) -> None:
-        back.extend(item for item, _ in pairs)
+    def answered(place: int, answer: RouterAnswer) -> None:
+        if not answer.acknowledge:
+            back.append(place)
 
     router = Router([RouteEntry(bench.gateway, None)])
-    return Relay(router, take=take, hand_back=hand_back, takers=4, ahead=500), back
+    made = Pump(router, answered, retry=Retry.WHAT_IS_NOT_RETURNED, ahead=500)
+    await made.run(take, takers=4)
+    return back
 
 
 async def delivered_in(bench: Bench, count: int) -> float:
     """Bring *count* events as a queue's worker does, and return how long that took."""
-    made, back = relay(bench, events(count))
     began = now()
-    await made.run()
-    assert back == [], "none went back to the queue"
+    assert await pump(bench, events(count)) == [], "none went back to the queue"
     assert await bench.letters() == []
     assert bench.gateway.sink_breaker.opened == 0
     assert len(bench.sink.taken) == len({d.key for d in bench.sink.taken}) == count

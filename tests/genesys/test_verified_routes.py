@@ -18,7 +18,7 @@ from oncebridge.aws import lambda_handler
 from oncebridge.aws.function import make_handler
 from oncebridge.errors import ConfigErrors, HandedBack
 from oncebridge.service.config import load
-from oncebridge.service.service import make_router
+from oncebridge.service.routes import make_router
 
 CALL = "7d1e2f00-0000-4000-8000-000000000001"
 FAKE = "7d1e2f00-0000-4000-8000-0000000000ff"

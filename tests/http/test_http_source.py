@@ -631,13 +631,13 @@ def test_while_the_dead_letters_cannot_be_written_nothing_is_acknowledged(door, 
 def test_too_much_at_once_has_to_come_again_and_then_passes(tmp_path, desk):
     desk.hold()
     with live(tmp_path, desk, source__answer_within=PROMPT) as running:
-        running.service._intake._at_most = 50
+        running.service._direct._pump._most_in_hand = 50
         few, many = [b"\n".join([event(n) for n in range(count)]) for count in (30, 80)]
         full = ["too many events in progress"]
         answer = running.post(many, kind=NDJSON)  # too large for what is left to such requests
         assert is_later(answer)
         assert [r["reason"] for r in answer.results] == full * 80
-        for expected in (0, 10):
+        for expected in (0, 30):  # a request is refused as a whole
             answer = running.post(few, kind=NDJSON)
             assert is_later(answer)
             assert [r["reason"] for r in answer.results].count(*full) == expected
@@ -912,7 +912,7 @@ def test_what_no_route_is_for_comes_again_while_the_dead_letters_cannot_be_opene
     assert answer.took < 1
     monkeypatch.undo()
     assert running.post(strange).verdicts == ["dead"]
-    assert running.service._intake._under_way == 0
+    assert running.service._direct._pump.untold == 0
 
 
 # --- with a spool -------------------------------------------------------------------------

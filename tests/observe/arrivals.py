@@ -7,7 +7,8 @@ from typing import Any
 
 from tests.faults.doubles import CountingDice
 
-from oncebridge.engine.hooks import Decision
+from oncebridge.engine.causes import Cause
+from oncebridge.engine.hooks import Decision, Decisions
 from oncebridge.engine.verdict import First, Outcome, Verdict
 from oncebridge.events.event import Event, parse
 from oncebridge.events.key import make_key
@@ -57,6 +58,24 @@ def decision(
     given = {"rule": "calls", "key": key(number), "first": first, **outcome}
     told = Outcome(verdict, True, **given)
     return Decision("crm", of or event(number), told, at_ms, 0.012, 2)
+
+
+def together(*decisions: Decision) -> Decisions:
+    """Return decisions as a hook gets them."""
+    first = decisions[0]
+    return Decisions(
+        first.route,
+        [one.event for one in decisions],
+        [one.outcome for one in decisions],
+        first.arrived_ms,
+        first.took_s,
+        [one.attempt for one in decisions],
+    )
+
+
+def remember(kept: HistoryWriter, *decisions: Decision, cause: Cause | None = None) -> None:
+    """Record decisions that were made together."""
+    kept.decided(together(*decisions), [cause] * len(decisions))
 
 
 def recorder(store: Any, worker: str = "w1", **more: Any) -> HistoryWriter:

@@ -122,7 +122,7 @@ def test_every_command_that_is_named_is_one():
     for name, second in {
         pair for rule in RULES for pair in _commands(rule["annotations"]["description"])
     }:
-        command = app.commands[name]
+        command = app.commands[name].load()
         if second:
             assert second in command.commands
 

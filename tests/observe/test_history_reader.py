@@ -22,6 +22,7 @@ from tests.observe.arrivals import (
     key,
     numbers,
     recorder,
+    remember,
     report,
 )
 from tests.servers.aws import fresh
@@ -76,7 +77,7 @@ class Looked:
 async def written(store, worker: str, *decisions, **more):
     kept = recorder(store, worker, **more)
     for told in decisions:
-        kept.decided(told, None)
+        remember(kept, told)
     await kept.write()
     return kept
 
@@ -156,10 +157,10 @@ async def town():
     store = MemoryStore()
     kept = recorder(store, "box.example-7-abc")
     first = First("id-1", NOW_MS - 1)
-    kept.decided(decision(1), None)
-    kept.decided(decision(2, Verdict.DUPLICATE, first=first), Cause.REDELIVERY)
+    remember(kept, decision(1))
+    remember(kept, decision(2, Verdict.DUPLICATE, first=first), cause=Cause.REDELIVERY)
     other = event(3, {"id": "user-3"}, **{"detail-type": "v2.users.{id}.presence"})
-    kept.decided(decision(3, Verdict.DEAD, of=other), None)
+    remember(kept, decision(3, Verdict.DEAD, of=other))
     await kept.write()
     return reader(store), [report(kept)]
 
@@ -227,7 +228,7 @@ async def test_an_id_is_found_by_its_beginning_and_as_a_list_shows_it(text, expe
     ids.append("another-id-of-somebody-else")
     kept = recorder(store := MemoryStore(), "a")
     for number, id_ in enumerate(ids):
-        kept.decided(decision(number, at_ms=NOW_MS + number, of=event(id=id_)), None)
+        remember(kept, decision(number, at_ms=NOW_MS + number, of=event(id=id_)))
     await kept.write()
     found = await reader(store).search(HistoryQuery(text=text), [report(kept)])
     assert numbers(found) == expected
@@ -265,7 +266,7 @@ async def test_own_rows_come_from_memory_and_the_store_may_be_away():
     store = Looked(MemoryStore())
     other = await written(store, "other", decision(1))
     own = recorder(store, "own")
-    own.decided(decision(2), None)
+    remember(own, decision(2))
     archive = reader(store, own)
     found = await everything(archive, [report(own), report(other)])
     assert {seen.name for seen in found.rows} == {"own.1", "other.1"}
@@ -293,7 +294,7 @@ async def test_to_look_again_costs_little():
     pages = [name for name in store.peeked if name != tail_key("a")]
     assert set(pages) <= {page_key("a", kept.pages - 1)}
     assert len(store.peeked) <= 6
-    kept.decided(decision(7), None)
+    remember(kept, decision(7))
     await kept.write()
     assert numbers(await archive.search(HistoryQuery(limit=1), [report(kept)])) == [3001]
 
@@ -315,7 +316,7 @@ async def test_a_reader_follows_a_ring_that_wraps(monkeypatch):
     kept, archive = recorder(store), reader(store)
     stale = report(kept)
     for number in range(1, 500):
-        kept.decided(decision(number), None)
+        remember(kept, decision(number))
         if number % 11 == 0:
             await kept.write()
             found = await everything(archive, [stale])
@@ -327,7 +328,7 @@ async def test_a_tail_that_could_not_be_written_again_tells_nothing_twice():
     store = FaultyStore(MemoryStore())
     kept = await written(store, "a", *[decision(n) for n in range(60)])
     for number in range(60):
-        kept.decided(decision(number), None)
+        remember(kept, decision(number))
     store.silence("release", lambda release: release.key == tail_key("a"))
     with pytest.raises(StoreUnavailable):
         await kept.write()
@@ -361,7 +362,7 @@ async def test_what_is_past_keeping_is_not_shown():
     store = Looked(MemoryStore(clock=ManualClock()))
     kept = recorder(store, "a", clock=clock, keep=timedelta(days=1))
     for hours in (0, 1, 2):
-        kept.decided(decision(hours, at_ms=NOW_MS + hours * 3600_000), None)
+        remember(kept, decision(hours, at_ms=NOW_MS + hours * 3600_000))
     await kept.write()
     for archive in (reader(store, clock=clock), reader(store, kept, clock=clock)):
         clock.now_ms = NOW_MS + DAY_MS + 1800_000
@@ -468,10 +469,10 @@ async def test_how_many_were_lost_is_told_by_all_workers(monkeypatch):
     for kept, count in ((one, 300), (two, 400)):
         store.arm("claim.before")
         for number in range(count):
-            kept.decided(decision(number), None)
+            remember(kept, decision(number))
         with pytest.raises(StoreUnavailable):
             await kept.write()
-        kept.decided(decision(1), None)
+        remember(kept, decision(1))
         await kept.write()
     assert (one.lost, two.lost) == (301 - 255, 401 - 255)
     found = await everything(reader(store, two), [report(one), report(two)])
@@ -543,7 +544,7 @@ async def test_every_store_has_it(place):
     for round_ in range(3):
         for worker in workers:
             for number in range(300):
-                worker.decided(decision(number, at_ms=now_ms + round_, of=of), None)
+                remember(worker, decision(number, at_ms=now_ms + round_, of=of))
             await worker.write()
     reports = [report(worker, at_ms=now_ms) for worker in workers]
     archive = HistoryReader(other, clock=system_clock)
@@ -568,9 +569,8 @@ async def test_every_store_takes_pages_that_cannot_be_compressed(place):
     dice = random.Random(7)
     for _ in range(400):
         noise = {f: dice.randbytes(64).hex() for f in ("id", "source", "account", "region", "time")}
-        kept.decided(
-            decision(of=event(1, {"id": dice.randbytes(64).hex()}, **noise), at_ms=now_ms), None
-        )
+        of = event(1, {"id": dice.randbytes(64).hex()}, **noise)
+        remember(kept, decision(of=of, at_ms=now_ms))
     await kept.write()
     found = await everything(HistoryReader(other), [report(kept)])
     assert len(found.rows) == 400
@@ -594,7 +594,7 @@ async def test_a_copy_carries_history_along(tmp_path):
             pass
         assert copying.copied == kept.pages + 2
         assert len((await everything(HistoryReader(new), [report(kept)])).rows) == 1000
-        kept.decided(decision(7, at_ms=now_ms), None)
+        remember(kept, decision(7, at_ms=now_ms))
         await kept.write()
         again = Copying(old, new)
         while await again.step():

@@ -1,6 +1,7 @@
 """Every arrival that is kept is written once, in bounds, whatever the store does meanwhile."""
 
 import asyncio
+import itertools
 import json
 from collections import Counter
 from contextlib import suppress
@@ -10,7 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.faults.doubles import FaultyStore
-from tests.observe.arrivals import NOW_MS, TOPIC, decision, event, key, numbers, recorder, report
+from tests.observe.arrivals import (
+    NOW_MS,
+    TOPIC,
+    decision,
+    event,
+    key,
+    numbers,
+    recorder,
+    remember,
+    report,
+    together,
+)
 from tests.observe.arrivals import everything as search
 from tests.size import examples
 
@@ -55,7 +67,7 @@ def test_a_row_says_what_arrived_and_what_became_of_it():
     kept = recorder(MemoryStore())
     first = First("id-0", NOW_MS - 5000)
     told = decision(7, Verdict.DUPLICATE, first=first, reason="why", forwarded=True)
-    kept.decided(told, Cause.RE_EMISSION)
+    remember(kept, told, cause=Cause.RE_EMISSION)
     assert only(kept) == HistoryRow(
         1,
         NOW_MS,
@@ -90,7 +102,7 @@ def test_of_what_is_no_event_only_verdict_reason_and_size_are_kept():
     raw = b'{"secret": "secret"'
     unreadable = Unreadable(raw, "not-json", "the text is not JSON")
     outcome = Outcome(Verdict.DEAD, True, reason="not-json: the text is not JSON")
-    kept.decided(Decision("crm", unreadable, outcome, NOW_MS), None)
+    remember(kept, Decision("crm", unreadable, outcome, NOW_MS))
     row = only(kept)
     assert (row.verdict, row.reason, row.size) == ("dead", outcome.reason, len(raw))
     assert "secret" not in repr(row)
@@ -107,7 +119,7 @@ async def test_texts_are_cut_however_long():
     )
     kept = recorder(store)
     told = decision(of=other, reason=long, first=First(long, 1))
-    kept.decided(told, None)
+    remember(kept, told)
     row = only(kept)
     texts = [
         value
@@ -128,8 +140,8 @@ async def kept_rows(store, worker="w1") -> list[HistoryRow]:
 async def test_half_characters_in_a_reason_cost_no_row():
     store = MemoryStore()
     kept = recorder(store)
-    kept.decided(decision(1, Verdict.FAILED, reason="caf\udce9"), None)
-    kept.decided(decision(2), None)
+    remember(kept, decision(1, Verdict.FAILED, reason="caf\udce9"))
+    remember(kept, decision(2))
     await kept.write()
     assert [row.reason for row in await kept_rows(store)] == ["", "caf?"]
 
@@ -137,7 +149,7 @@ async def test_half_characters_in_a_reason_cost_no_row():
 def test_what_a_mask_names_is_kept_in_no_other_place_of_a_row():
     def row(*names: str, of=None) -> HistoryRow:
         kept = recorder(MemoryStore(), mask=Mask(names))
-        kept.decided(decision(of=of, first=First("id-0", 1)), None)
+        remember(kept, decision(of=of, first=First("id-0", 1)))
         return only(kept)
 
     assert row("ani").entity == "conversation-1"
@@ -159,8 +171,8 @@ def test_what_a_mask_names_is_kept_in_no_other_place_of_a_row():
 async def test_payloads_are_kept_masked_where_that_is_allowed():
     store = MemoryStore()
     kept = recorder(store, payloads=Mask(["ani"]))
-    kept.decided(decision(1), None)
-    kept.decided(decision(2, of=event(2, {"text": "y" * 9000})), None)
+    remember(kept, decision(1))
+    remember(kept, decision(2, of=event(2, {"text": "y" * 9000})))
     await kept.write()
     cut, whole = await kept_rows(store)
     body = json.loads(whole.payload)["detail"]["eventBody"]
@@ -168,7 +180,7 @@ async def test_payloads_are_kept_masked_where_that_is_allowed():
     assert len(cut.payload) <= 4096
     assert "…" in cut.payload.decode()
     without = recorder(store, "w2")
-    without.decided(decision(1), None)
+    remember(without, decision(1))
     await without.write()
     assert [row.payload for row in await kept_rows(store, "w2")] == [b""]
 
@@ -178,10 +190,10 @@ async def test_payloads_that_wait_are_bounded_and_the_rows_are_kept_all_the_same
     kept = recorder(store, payloads=Mask([]))
     large = event(1, {"text": "y" * 1_000_000})
     for _ in range(20):
-        kept.decided(decision(of=large), None)
+        remember(kept, decision(of=large))
     small = event(2, {"n": 1})
     await kept.write()
-    kept.decided(decision(of=small), None)
+    remember(kept, decision(of=small))
     await kept.write()
     rows = await kept_rows(store)
     assert len(rows) == 21
@@ -196,9 +208,9 @@ async def test_so_many_payloads_are_masked_at_a_time_and_the_other_rows_say_that
     of = event()
     for _ in range(2):
         for number in range(2 * MOST_PAYLOADS):
-            kept.decided(decision(number, of=of), None)
+            remember(kept, decision(number, of=of))
         refused = Unreadable(b"{", "not-json", "the text is not JSON")
-        kept.decided(Decision("crm", refused, Outcome(Verdict.DEAD, True), NOW_MS), None)
+        remember(kept, Decision("crm", refused, Outcome(Verdict.DEAD, True), NOW_MS))
         await kept.write()
     rows = (await kept_rows(store))[::-1]
     a_time = [(True, False)] * MOST_PAYLOADS + [(False, True)] * MOST_PAYLOADS + [(False, False)]
@@ -226,7 +238,7 @@ async def test_the_loop_is_let_go_again_and_again_while_payloads_are_masked(monk
     kept = recorder(MemoryStore(), payloads=mask)
     of = event()
     for number in range(1000):
-        kept.decided(decision(number, of=of), None)
+        remember(kept, decision(number, of=of))
     await kept.write()
     assert sum(spells) == MOST_PAYLOADS * len(of.raw)
     assert max(spells) < 20_000
@@ -236,7 +248,7 @@ async def test_payloads_of_rows_that_are_gone_leave_their_room_to_others():
     kept = recorder(MemoryStore(), payloads=Mask([]))
     of = event()
     for _ in range(MOST_WAITING + 10):
-        kept.decided(decision(of=of), None)
+        remember(kept, decision(of=of))
     await kept.write()
     payloads = [seen.row.number for seen in kept.rows() if seen.row.payload]
     assert kept.lost == 10
@@ -247,7 +259,7 @@ async def test_a_write_that_is_cut_off_costs_no_payload():
     store = MemoryStore()
     kept = recorder(store, payloads=Mask([]))
     for number in range(200):
-        kept.decided(decision(number), None)
+        remember(kept, decision(number))
     for pause_s in (0, 0.001, 0.003):
         writing = asyncio.create_task(kept.write())
         await asyncio.sleep(pause_s)
@@ -271,7 +283,7 @@ async def test_few_rows_go_into_the_tail_and_many_into_the_page():
     assert not store.calls
     assert kept.pages == 0
     for number in range(1, 201):
-        kept.decided(decision(number), None)
+        remember(kept, decision(number))
         if number % 10 == 0:
             await kept.write()
     await kept.write()
@@ -293,7 +305,7 @@ async def kept_of(store, worker="w1") -> list[int]:
 async def test_nothing_new_is_nothing_written():
     store = FaultyStore(MemoryStore())
     kept = recorder(store)
-    kept.decided(decision(), None)
+    remember(kept, decision())
     await kept.write()
     calls = store.calls.copy()
     for _ in range(3):
@@ -305,7 +317,7 @@ async def test_a_full_page_is_written_once_more_and_never_again():
     store = FaultyStore(MemoryStore())
     kept = recorder(store)
     for number in range(1, 1201):
-        kept.decided(decision(number), None)
+        remember(kept, decision(number))
     await kept.write()
     full = await sheet(store, page_key("w1", 0))
     assert full is not None
@@ -314,7 +326,7 @@ async def test_a_full_page_is_written_once_more_and_never_again():
     assert len(full.text()) <= MOST_BYTES + 5
     assert len(full.write()) < 64_000
     store.asked["release"].clear()
-    kept.decided(decision(1), None)
+    remember(kept, decision(1))
     await kept.write()
     assert [release.key for release in store.asked["release"]] == [tail_key("w1")]
     assert await kept_of(store) == list(range(1201, 0, -1))
@@ -324,7 +336,7 @@ async def test_a_page_of_payloads_is_bounded_by_its_bytes():
     store = MemoryStore()
     kept = recorder(store, payloads=Mask([]))
     for number in range(200):
-        kept.decided(decision(number, of=event(number, {"text": "é" * 1900})), None)
+        remember(kept, decision(number, of=event(number, {"text": "é" * 1900})))
     await kept.write()
     full = await sheet(store, page_key("w1", 0))
     assert full is not None
@@ -338,7 +350,7 @@ async def test_the_ring_wraps_and_memory_and_store_agree(monkeypatch):
     store = MemoryStore()
     kept = recorder(store)
     for number in range(1, 1003):
-        kept.decided(decision(number), None)
+        remember(kept, decision(number))
         if number % 7 == 0:
             await kept.write()
     await kept.write()
@@ -356,7 +368,7 @@ async def test_the_ring_wraps_and_memory_and_store_agree(monkeypatch):
 async def test_what_is_written_late_waits_but_not_at_the_end():
     clock, store = ManualClock(), FaultyStore(MemoryStore())
     kept = recorder(store, clock=clock, lag=timedelta(seconds=10))
-    kept.decided(decision(1, at_ms=clock()), None)
+    remember(kept, decision(1, at_ms=clock()))
     await kept.write()
     clock.advance(9000)
     await kept.write()
@@ -364,16 +376,16 @@ async def test_what_is_written_late_waits_but_not_at_the_end():
     clock.advance(1000)
     await kept.write()
     assert await kept_of(store) == [1]
-    kept.decided(decision(2, at_ms=clock()), None)
+    remember(kept, decision(2, at_ms=clock()))
     await kept.write()
     assert await kept_of(store) == [1]
     await kept.write(last=True)
     assert await kept_of(store) == [2, 1]
     for number in range(600):
-        kept.decided(decision(number, at_ms=clock()), None)
+        remember(kept, decision(number, at_ms=clock()))
     await kept.write()
     assert len(await kept_of(store)) == 602, "a page that is full need not wait"
-    kept.decided(decision(3, at_ms=clock() + 1), None)
+    remember(kept, decision(3, at_ms=clock() + 1))
     await kept.write()
     assert len(await kept_of(store)) == 603, "nor a row of the future"
 
@@ -387,7 +399,7 @@ async def test_nothing_stays_for_longer_than_it_may():
     kept = recorder(store, clock=clock)
     arrived: dict[bytes, int] = {}
     for number in range(1, 300):
-        kept.decided(decision(number, at_ms=clock()), None)
+        remember(kept, decision(number, at_ms=clock()))
         await kept.write()
         for name in [tail_key("w1"), *(page_key("w1", n) for n in range(SLOTS))]:
             (record,) = await store.peek([name])
@@ -408,7 +420,7 @@ async def test_nothing_stays_for_longer_than_it_may():
 async def test_memory_lets_go_as_well_while_nothing_arrives():
     clock = ManualClock()
     kept = recorder(MemoryStore(clock=clock), clock=clock)
-    kept.decided(decision(1, at_ms=clock()), None)
+    remember(kept, decision(1, at_ms=clock()))
     await kept.write()
     clock.advance(DAY_MS + 1)
     await kept.write()
@@ -425,7 +437,7 @@ async def test_a_store_that_comes_back_gets_everything_once(seam):
     kept = recorder(store, clock=clock)
     store.arm(seam, times=3)
     for number in range(1, 1001):
-        kept.decided(decision(number), None)
+        remember(kept, decision(number))
         if number % 200 == 0 and number <= 600:
             with pytest.raises(StoreUnavailable):
                 await kept.write()
@@ -440,11 +452,11 @@ async def test_no_answer_is_asked_again_next_time(operation, applied):
     clock = ManualClock()
     store = FaultyStore(MemoryStore(clock=clock))
     kept = recorder(store, clock=clock)
-    kept.decided(decision(1), None)
+    remember(kept, decision(1))
     store.silence(operation, applied=applied)
     with pytest.raises(StoreUnavailable, match="no answer for this one"):
         await kept.write()
-    kept.decided(decision(2), None)
+    remember(kept, decision(2))
     await kept.write()
     assert await kept_of(store) == [2, 1]
 
@@ -454,7 +466,7 @@ async def test_whoever_else_holds_the_record_is_waited_for():
     store = MemoryStore(clock=clock)
     kept = recorder(store, clock=clock)
     await store.claim(Wants.of([Want((Part(tail_key("w1")),), b"t" * 16, b"g" * 16, 9000, 1000)]))
-    kept.decided(decision(1), None)
+    remember(kept, decision(1))
     await kept.write()
     assert await kept_of(store) == []
     clock.advance(9001)
@@ -466,12 +478,12 @@ async def test_a_release_that_comes_late_does_no_harm():
     clock = ManualClock()
     store = FaultyStore(MemoryStore(clock=clock))
     kept = recorder(store, clock=clock)
-    kept.decided(decision(1), None)
+    remember(kept, decision(1))
     store.arm("release.before")
     with pytest.raises(StoreUnavailable):
         await kept.write()
     (late,) = store.asked["release"]
-    kept.decided(decision(2), None)
+    remember(kept, decision(2))
     store.meanwhile("release.before", lambda: store.inner.release(Releases.of([late])))
     await kept.write()
     assert await kept_of(store) == [2, 1]
@@ -484,7 +496,7 @@ async def test_a_write_that_is_cut_off_is_made_good():
     store = FaultyStore(MemoryStore(clock=clock))
     kept = recorder(store, clock=clock)
     for number in range(1, 901):
-        kept.decided(decision(number), None)
+        remember(kept, decision(number))
     for pause_s in (0, 0.001, 0.003, 0.01):
         store.takes_s = 30
         writing = asyncio.create_task(kept.write())
@@ -503,7 +515,7 @@ async def test_while_the_store_is_away_the_oldest_go_and_are_counted(monkeypatch
     kept = recorder(store)
     store.arm("claim.before", times=1e9)
     for number in range(1, 1001):
-        kept.decided(decision(number), None)
+        remember(kept, decision(number))
         if number % 50 == 0:
             with pytest.raises(StoreUnavailable):
                 await kept.write()
@@ -519,7 +531,7 @@ def test_what_nobody_writes_is_bounded():
     kept = recorder(MemoryStore())
     told = decision()
     for _ in range(MOST_WAITING + 10):
-        kept.decided(told, None)
+        remember(kept, told)
     assert len(kept.rows()) == MOST_WAITING
     assert kept.lost == 10
 
@@ -549,7 +561,7 @@ async def _follow(steps) -> None:
     for what, value in steps:
         if what == "add":
             for number in range(number + 1, number + value + 1):  # noqa: B020 - counts on
-                kept.decided(decision(number), None)
+                remember(kept, decision(number))
         elif what == "fault":
             store.arm(value)
         elif what == "silence":
@@ -580,7 +592,7 @@ def sampled(kept, count: int, clock, *, seconds: int = 1, **more) -> list[int]:
     for second in range(seconds):
         for number in range(count):
             told = decision(second * count + number, of=of, at_ms=clock(), **more)
-            kept.decided(told, None)
+            remember(kept, told)
         clock.advance(1000)
     return [seen.row.number for seen in kept.rows()[before:]]
 
@@ -626,7 +638,7 @@ def test_one_event_again_and_again_does_not_fill_the_history():
     of = event()
     for _ in range(5):
         for _ in range(2000):
-            kept.decided(decision(1, Verdict.DUPLICATE, of=of, at_ms=clock()), None)
+            remember(kept, decision(1, Verdict.DUPLICATE, of=of, at_ms=clock()))
         clock.advance(1000)
     assert len(kept.rows()) < 5 * 3 * MOST_A_SECOND
 
@@ -639,10 +651,10 @@ def test_what_went_wrong_is_kept_in_any_case_up_to_a_bound(verdict):
     of = event()
     before = len(kept.rows())
     for number in range(40):
-        kept.decided(decision(number, verdict, of=of, at_ms=clock()), None)
+        remember(kept, decision(number, verdict, of=of, at_ms=clock()))
     assert len(kept.rows()) - before == 40
     for number in range(3000):
-        kept.decided(decision(number, verdict, of=of, at_ms=clock()), None)
+        remember(kept, decision(number, verdict, of=of, at_ms=clock()))
     assert len(kept.rows()) - before < 800
 
 
@@ -655,9 +667,44 @@ def test_of_one_event_all_copies_are_kept_or_none(arrivals, bits):
     of = {n: event(n) for n, _ in arrivals}
     for number, has_key in arrivals:
         told = decision(number, of=of[number], **({} if has_key else {"key": b""}))
-        one = sampler.takes(told.event, told.outcome, clock())
+        one = bool(sampler.select(together(told)))
         taken.setdefault((number, has_key), set()).add(one)
     assert all(len(answers) == 1 for answers in taken.values())
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 999), st.integers(1, 400)), max_size=30),
+    st.integers(0, 6),
+    st.sampled_from([Verdict.DELIVERED, Verdict.FAILED]),
+)
+@settings(max_examples=examples(50))
+def test_of_a_batch_the_same_are_kept_as_one_by_one(batches, bits, verdict):
+    of, clock, numbers_ = event(), ManualClock(), itertools.count()
+    alone, batched = Sampler(), Sampler()
+    for sampler in (alone, batched):
+        sampler._second, sampler._bits = clock() // 1000, bits
+    for wait_ms, count in batches:
+        clock.advance(wait_ms)
+        told = [
+            decision(n, verdict, of=of, at_ms=clock(), **({} if n % 9 else {"key": b""}))
+            for n in itertools.islice(numbers_, count)
+        ]
+        one_by_one = [at for at, one in enumerate(told) if alone.select(together(one))]
+        assert [*batched.select(together(*told))] == one_by_one
+
+
+def test_of_a_batch_each_row_has_its_own_cause_and_what_is_left_out_is_counted():
+    kept = recorder(MemoryStore(), mode="sample")
+    kept._sampler._second, kept._sampler._bits = NOW_MS // 1000, 2
+    told = [decision(n, Verdict.DUPLICATE, key=b"%d" % n + bytes([n])) for n in range(8)]
+    causes = [Cause.REDELIVERY, None, None, None, Cause.REPLAY, None, None, None]
+    kept.decided(together(*told), causes)
+    rows = [seen.row for seen in kept.rows()]
+    assert [(row.number, row.id, row.cause) for row in rows] == [
+        (1, "id-0", "redelivery"),
+        (2, "id-4", "replay"),
+    ]
+    assert kept.left_out == 6
 
 
 @given(st.binary(min_size=33, max_size=33))
@@ -667,7 +714,7 @@ def test_whoever_is_kept_among_few_is_kept_among_more(name):
         sampler = Sampler()
         sampler._second, sampler._bits = clock() // 1000, bits
         told = decision(key=name)
-        return sampler.takes(told.event, told.outcome, clock())
+        return bool(sampler.select(together(told)))
 
     answers = [takes(bits) for bits in range(33)]
     assert answers == sorted(answers, reverse=True)

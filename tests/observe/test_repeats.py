@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from tests.faults.doubles import ScriptedSink, now_ms, virtual
+from tests.observe.arrivals import together
 
 from oncebridge import Gateway
 from oncebridge.engine.causes import Cause
-from oncebridge.engine.hooks import Decision
+from oncebridge.engine.hooks import Decision, Decisions
 from oncebridge.engine.verdict import First, Outcome, Verdict
 from oncebridge.events.event import Unreadable, parse
 from oncebridge.events.rules import Rule
@@ -47,6 +48,11 @@ def again(**envelope: Any) -> Decision:
     return decision(Verdict.DUPLICATE, **envelope)
 
 
+def cause_of(known: DuplicateCauses, one: Decision) -> Cause | None:
+    (cause,) = known.causes_of(together(one))
+    return cause
+
+
 # --- repeats --------------------------------------------------------------------------------
 
 
@@ -65,18 +71,18 @@ def again(**envelope: Any) -> Decision:
 )
 def test_a_repeat_is_compared_with_the_first_one(changes, cause):
     known = DuplicateCauses()
-    assert known.cause_of(decision()) is None
+    assert cause_of(known, decision()) is None
     for first in (None, First("i1", 5)):
-        assert known.cause_of(again(first=first, **changes)) is cause
+        assert cause_of(known, again(first=first, **changes)) is cause
 
 
 def test_each_key_has_a_first_one_of_its_own():
     known = DuplicateCauses()
-    known.cause_of(decision(key=b"a"))
-    known.cause_of(decision(key=b"b", id="i2", source="shop-2", account=None, region=None))
-    assert known.cause_of(again(key=b"a", id="i3")) is Cause.RE_EMISSION
-    assert known.cause_of(again(key=b"b", id="i3")) is Cause.SECOND_INTEGRATION
-    assert known.cause_of(again(key=b"b", id="i2")) is Cause.REDELIVERY
+    cause_of(known, decision(key=b"a"))
+    cause_of(known, decision(key=b"b", id="i2", source="shop-2", account=None, region=None))
+    assert cause_of(known, again(key=b"a", id="i3")) is Cause.RE_EMISSION
+    assert cause_of(known, again(key=b"b", id="i3")) is Cause.SECOND_INTEGRATION
+    assert cause_of(known, again(key=b"b", id="i2")) is Cause.REDELIVERY
 
 
 @pytest.mark.parametrize(
@@ -89,20 +95,20 @@ def test_each_key_has_a_first_one_of_its_own():
     ],
 )
 def test_where_another_worker_had_the_first_one_its_id_tells(first, cause):
-    assert DuplicateCauses().cause_of(again(first=first)) is cause
+    assert cause_of(DuplicateCauses(), again(first=first)) is cause
 
 
 def test_what_the_store_says_counts_for_more_than_what_was_seen_here():
     known = DuplicateCauses()
-    known.cause_of(decision(id="long ago", source="shop-2"))
-    assert known.cause_of(again(id="i2", first=First("i1", 5))) is Cause.RE_EMISSION
+    cause_of(known, decision(id="long ago", source="shop-2"))
+    assert cause_of(known, again(id="i2", first=First("i1", 5))) is Cause.RE_EMISSION
 
 
 def test_long_ids_are_compared_as_they_are_remembered():
     known, long = DuplicateCauses(), "i" * 200
-    assert known.cause_of(again(id=long, first=First("i" * 128, 5))) is Cause.REDELIVERY
-    known.cause_of(decision(id=long))
-    assert known.cause_of(again(id=long, first=First("i" * 128, 5))) is Cause.REDELIVERY
+    assert cause_of(known, again(id=long, first=First("i" * 128, 5))) is Cause.REDELIVERY
+    cause_of(known, decision(id=long))
+    assert cause_of(known, again(id=long, first=First("i" * 128, 5))) is Cause.REDELIVERY
 
 
 # --- what is no repeat ----------------------------------------------------------------------
@@ -121,12 +127,12 @@ def test_long_ids_are_compared_as_they_are_remembered():
     ],
 )
 def test_other_verdicts_say_it_all(verdict, cause):
-    assert DuplicateCauses().cause_of(decision(verdict)) is cause
+    assert cause_of(DuplicateCauses(), decision(verdict)) is cause
 
 
 def test_what_is_no_event_has_no_cause():
     unreadable = Decision("crm", Unreadable(b"x", "not-json", "no"), Outcome(Verdict.DEAD, True))
-    assert DuplicateCauses().cause_of(unreadable) is None
+    assert cause_of(DuplicateCauses(), unreadable) is None
 
 
 @pytest.mark.parametrize(
@@ -140,14 +146,14 @@ def test_what_is_no_event_has_no_cause():
 def test_a_conflict_is_an_id_that_was_used_again_where_the_rule_goes_by_it(spec, cause):
     rule = Rule.parse({"name": "orders"} | spec)
     known = DuplicateCauses({"crm": [rule]})
-    assert known.cause_of(decision(Verdict.CONFLICT, rule="orders")) is cause
-    assert known.cause_of(decision(Verdict.CONFLICT, rule="others")) is None
+    assert cause_of(known, decision(Verdict.CONFLICT, rule="orders")) is cause
+    assert cause_of(known, decision(Verdict.CONFLICT, rule="others")) is None
 
 
 def test_a_conflict_may_come_again_as_what_it_is():
     known = DuplicateCauses()
-    known.cause_of(decision(Verdict.CONFLICT, key=b"k2", id="i2"))
-    assert known.cause_of(again(key=b"k2", id="i2")) is Cause.REDELIVERY
+    cause_of(known, decision(Verdict.CONFLICT, key=b"k2", id="i2"))
+    assert cause_of(known, again(key=b"k2", id="i2")) is Cause.REDELIVERY
 
 
 # --- a day of a contact centre ----------------------------------------------------------------
@@ -164,11 +170,16 @@ TRUTH = {
 @virtual
 async def test_every_repeat_of_a_simulated_day_is_told_its_cause():
     known, causes = DuplicateCauses(), []
+
+    def follow(decisions: Decisions) -> None:
+        raws = [event.raw for event in decisions.events]
+        causes.extend(zip(raws, known.causes_of(decisions), strict=True))
+
     gateway = Gateway(
         store=MemoryStore(clock=now_ms),
         sink=ScriptedSink(batch=50),
         rules=genesys_rules(),
-        hooks=[lambda decision: causes.append((decision.event.raw, known.cause_of(decision)))],
+        hooks=[follow],
         clock=now_ms,
     )
     day = list(simulate(7, 1500))
@@ -187,21 +198,21 @@ def test_the_latest_are_remembered_and_no_more(monkeypatch):
     monkeypatch.setattr(duplicate_causes, "_HALF", 100)
     known = DuplicateCauses()
     for number in range(1000):
-        known.cause_of(decision(key=b"%d" % number, source=f"s{number}", id=str(number)))
+        cause_of(known, decision(key=b"%d" % number, source=f"s{number}", id=str(number)))
         assert len(known._firsts) + len(known._older) <= 200
     for number in range(900, 1000):
-        assert known.cause_of(again(key=b"%d" % number, id="x")) is Cause.SECOND_INTEGRATION
-    assert known.cause_of(again(key=b"5", id="x", source="s5")) is Cause.UNKNOWN
+        assert cause_of(known, again(key=b"%d" % number, id="x")) is Cause.SECOND_INTEGRATION
+    assert cause_of(known, again(key=b"5", id="x", source="s5")) is Cause.UNKNOWN
 
 
 def test_who_is_asked_about_stays(monkeypatch):
     monkeypatch.setattr(duplicate_causes, "_HALF", 10)
     known = DuplicateCauses()
-    known.cause_of(decision(key=b"asked", source="shop-2"))
+    cause_of(known, decision(key=b"asked", source="shop-2"))
     for number in range(100):
-        known.cause_of(decision(key=b"%d" % number))
+        cause_of(known, decision(key=b"%d" % number))
         if number % 5 == 0:
-            assert known.cause_of(again(key=b"asked", id="x")) is Cause.SECOND_INTEGRATION
+            assert cause_of(known, again(key=b"asked", id="x")) is Cause.SECOND_INTEGRATION
         assert len(known._firsts) + len(known._older) <= 21
 
 
@@ -209,7 +220,7 @@ def test_who_is_asked_about_stays(monkeypatch):
 def test_mischief_is_not_kept(name):
     known = DuplicateCauses()
     for number in range(100):
-        known.cause_of(decision(key=b"%d" % number, **{name: f"{number}" + "x" * 100_000}))
+        cause_of(known, decision(key=b"%d" % number, **{name: f"{number}" + "x" * 100_000}))
     assert known._firsts == {}
     assert all(len("".join(filter(None, way))) < 1000 for way in known._origins.values())
 
@@ -217,5 +228,5 @@ def test_mischief_is_not_kept(name):
 def test_ways_are_bounded_whoever_invents_them():
     known = DuplicateCauses()
     for number in range(3 * duplicate_causes._MOST_ORIGINS):
-        known.cause_of(decision(key=b"%d" % number, source=f"s{number}"))
+        cause_of(known, decision(key=b"%d" % number, source=f"s{number}"))
     assert len(known._origins) <= duplicate_causes._MOST_ORIGINS

@@ -400,7 +400,8 @@ async def work():
     arrival = oncebridge.Unreadable(b"x", "y", "z")
     outcome = oncebridge.Outcome(oncebridge.Verdict.DEAD, acknowledge=True)
     for _ in range(3):
-        telemetry.tracer.arrived("crm", arrival).ended(outcome)
+        (trace,) = telemetry.tracer.arrived("crm", [arrival])
+        trace.ended(outcome)
         await asyncio.sleep(0.3)
     await telemetry.aclose()
 

@@ -42,7 +42,7 @@ from oncebridge.sinks.sns import SnsSink, SnsSinkOptions
 from oncebridge.sinks.sqs import SqsSink, SqsSinkOptions
 from oncebridge.sources.api import Host
 from oncebridge.sources.http.source import HttpSource
-from oncebridge.sources.intake import Intake
+from oncebridge.sources.pump import PumpInbox
 from oncebridge.sources.spool import Spool
 from oncebridge.stores.memory import MemoryStore
 
@@ -390,8 +390,9 @@ class Seen:
     def __init__(self):
         self.contexts = []
 
-    def arrived(self, route, event):
-        self.contexts.append(event.context)
+    def arrived(self, route, events):
+        self.contexts += [event.context for event in events]
+        return [None] * len(events)
 
 
 def reads(propagators):
@@ -410,9 +411,9 @@ async def listening(context, inbox=None):
     )
     router = Router([RouteEntry(gateway)], dead=MemoryDeadLetters())
     source = HttpSource.from_url("http://127.0.0.1:0/events")
-    intake = Intake(router)
+    direct = PumpInbox(router)
     host = Host(
-        router, inbox or intake, MemoryStore(), 100, system_clock, SystemDice(), context=context
+        router, inbox or direct, MemoryStore(), 100, system_clock, SystemDice(), context=context
     )
     await source.open(host)
 
@@ -435,7 +436,7 @@ async def listening(context, inbox=None):
         yield host, post
     finally:
         await source.aclose()
-        await intake.aclose(5)
+        await direct.aclose(5)
         await gateway.aclose()
 
 
@@ -666,7 +667,7 @@ async def test_a_gateway_from_a_file_takes_hooks_and_a_tracer(tmp_path):
     gateway = Gateway.from_config(
         file,
         sink=lambda event: None,
-        hooks=[decided.append],
+        hooks=[decided.extend],
         trip_hooks=[trips.append],
         tracer=seen,
     )

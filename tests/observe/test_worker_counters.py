@@ -3,12 +3,11 @@
 import asyncio
 import random
 from collections import Counter
-from typing import Any
 
 import msgspec
 import pytest
 from tests.faults.doubles import Bench, ScriptedSink, now_ms, virtual
-from tests.observe.arrivals import TOPIC, event
+from tests.observe.arrivals import TOPIC, event, together
 
 from oncebridge import Gateway, StoreUnavailable
 from oncebridge.engine.causes import Cause
@@ -47,7 +46,8 @@ class Counted:
         of: Event | Unreadable | None = None,
     ) -> None:
         outcome = Outcome(verdict, True, rule)
-        self.meters.decided(Decision(route, of or event(), outcome, self.clock(), took_s), cause)
+        one = Decision(route, of or event(), outcome, self.clock(), took_s)
+        self.meters.decided(together(one), [cause])
 
     def counts(self, **books: Books) -> Counts:
         return self.meters.counts(books)
@@ -172,8 +172,8 @@ def test_what_was_asked_in_between_is_counted_once(counted):
 def test_what_a_sink_took_is_counted_whatever_the_verdict(counted):
     """In shadow mode it takes duplicates as well."""
     outcome = Outcome(Verdict.DUPLICATE, True, "orders", forwarded=True)
-    for _ in range(2):
-        counted.meters.decided(Decision("crm", event(), outcome, AT_MS), Cause.REPLAY)
+    two = [Decision("crm", event(), outcome, AT_MS)] * 2
+    counted.meters.decided(together(*two), [Cause.REPLAY] * 2)
     counted.decide(Verdict.DUPLICATE)
     minutes = counted.counts().minutes
     assert minutes == {AT_MS // MINUTE_MS: {"duplicate": 3, "forwarded": 2}}
@@ -223,9 +223,44 @@ def test_a_bare_detail_has_the_topic_that_it_names(counted):
     assert counts.entities == {"u1": 3}
 
 
+def test_a_bare_detail_without_a_topic_hides_no_other(counted):
+    counted.decide(of=parse(b'{"n":1}', bare=True))
+    counted.decide(of=parse(b'{"topicName":"v2.users"}', bare=True))
+    topics = counted.counts().topics
+    assert topics == {"": {"arrived": 1, "repeats": 0}, "v2.users": {"arrived": 1, "repeats": 0}}
+
+
+def test_a_batch_is_counted_as_its_events_one_by_one():
+    dice = random.Random(9)
+    told = [
+        Decision(
+            "crm",
+            event(dice.randrange(4), time=f"2026-01-02T03:0{dice.randrange(4)}:05Z")
+            if dice.randrange(9)
+            else Unreadable(b"x", "not-json", "no"),
+            Outcome(verdict, True, dice.choice(["orders", "calls"]), forwarded=dice.random() < 0.5),
+            AT_MS,
+            0.25,
+        )
+        for verdict in Verdict
+        for _ in range(20)
+    ]
+    causes = [dice.choice([None, Cause.REPLAY, Cause.ID_REUSED]) for _ in told]
+    counts = []
+    for size in (1, 20):
+        meters = WorkerCounters(ManualClock(AT_MS))
+        for at in range(0, len(told), size):
+            meters.decided(together(*told[at : at + size]), causes[at : at + size])
+        counts.append(meters.counts({}))
+    one_by_one, in_batches = counts
+    assert in_batches == one_by_one
+    assert sum(sum(each.values()) for each in in_batches.routes["crm"].rules.values()) == len(told)
+
+
 def test_names_that_are_hidden_are_not_told():
     meters = WorkerCounters(ManualClock(AT_MS), names_topics=False, names_entities=False)
-    meters.decided(Decision("crm", event(), Outcome(Verdict.DUPLICATE, True), AT_MS), None)
+    one = Decision("crm", event(), Outcome(Verdict.DUPLICATE, True), AT_MS)
+    meters.decided(together(one), [None])
     counts = meters.counts({})
     assert (counts.topics, counts.entities) == ({}, {})
     assert counts.routes["crm"].rules == {"": {"duplicate": 1}}
@@ -330,7 +365,7 @@ async def test_all_that_a_gateway_does_on_a_simulated_day_is_counted():
         sink=ScriptedSink(batch=20),
         rules=genesys_rules(),
         route="crm",
-        hooks=[lambda decision: meters.decided(decision, known.cause_of(decision))],
+        hooks=[lambda decisions: meters.decided(decisions, known.causes_of(decisions))],
         trip_hooks=[meters.travelled],
         clock=now_ms,
     )
@@ -380,14 +415,18 @@ def test_to_count_an_event_takes_no_more_than_a_few_microseconds(counted):
     import timeit
 
     known, events = DuplicateCauses(), [event(number) for number in range(50)]
-    arrivals: list[Any] = [
-        Decision("crm", each, Outcome(verdict, True, "orders", b"%d" % at), AT_MS, 0.003)
-        for at, each in enumerate(events)
+    batches = [
+        together(
+            *[
+                Decision("crm", each, Outcome(verdict, True, "orders", b"%d" % at), AT_MS, 0.003)
+                for at, each in enumerate(events)
+            ]
+        )
         for verdict in (Verdict.DELIVERED, Verdict.DELIVERED, Verdict.DUPLICATE)
     ]
 
     def count() -> None:
-        for each in arrivals:
-            counted.meters.decided(each, known.cause_of(each))
+        for each in batches:
+            counted.meters.decided(each, known.causes_of(each))
 
-    assert min(timeit.repeat(count, number=10, repeat=20)) / 10 / len(arrivals) < 15e-6
+    assert min(timeit.repeat(count, number=10, repeat=20)) / 10 / 3 / len(events) < 15e-6

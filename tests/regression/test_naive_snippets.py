@@ -704,7 +704,7 @@ async def test_xix_what_a_short_window_does_by_content():
 async def test_xx_a_retry_after_is_never_negative():
     world = World()
     snippet = naive.NegativeRetryAfter(world)
-    await snippet.claim(Wants.of(snippet.key(event())))
+    await snippet.claim(snippet.key(event()))
     assert await snippet.retry_after_ms(event(), behind_ms=40_000) < 0  # red
     world.script = [HANG]
     holder = asyncio.create_task(Ours(world, offset_ms=40_000).handle(event()))

@@ -18,6 +18,7 @@ from oncebridge import (
     DeadLetter,
     DeadLetters,
     Decision,
+    Decisions,
     Delivery,
     Event,
     First,
@@ -31,6 +32,7 @@ from oncebridge import (
     Sink,
     SinkAnswer,
     Store,
+    Trace,
     Unknown,
     Unreadable,
     Verdict,
@@ -244,7 +246,7 @@ class QueueSource:
 
     async def open(self, host: Host) -> None:
         assert_type(host.batch, int)
-        host.inbox.put(b"{}", lambda answer: print(answer.acknowledge))
+        host.inbox.put([b"{}"], lambda at, answer: print(at, answer.acknowledge))
 
     async def run(self) -> None: ...
 
@@ -293,13 +295,28 @@ async def serve() -> None:
 # --- a gateway ------------------------------------------------------------------------------
 
 
-def count(decision: Decision) -> None:
-    assert_type(decision.event, Event | Unreadable)
-    assert_type(decision.outcome, Outcome)
-    assert_type(decision.outcome.verdict, Verdict)
+def count(decisions: Sequence[Decision]) -> None:
+    for decision in decisions:
+        assert_type(decision.event, Event | Unreadable)
+        assert_type(decision.outcome, Outcome)
+        assert_type(decision.outcome.verdict, Verdict)
+
+
+def count_columns(decisions: Decisions) -> None:
+    assert_type(decisions.verdict, Verdict)
+    assert_type(decisions[0], Decision)
+    assert_type(decisions[1:], list[Decision])
+    assert_type(decisions.events, Sequence[Event | Unreadable])
+    assert_type(decisions.outcomes, Sequence[Outcome])
 
 
 hook: Hook = count
+
+
+class NoTraces:
+    def arrived(self, route: str, events: Sequence[Event | Unreadable]) -> list[Trace | None]:
+        return [None] * len(events)
+
 
 gateway = Gateway(
     store=SilentStore(),
@@ -311,7 +328,8 @@ gateway = Gateway(
     dead=ListedDeadLetters(),
     route="crm",
     settings=Settings(lease=timedelta(minutes=1), mode="shadow", on_store_outage="deliver"),
-    hooks=[hook, lambda decision: print(decision.route)],
+    hooks=[hook, count_columns, lambda decisions: print(decisions.route)],
+    tracer=NoTraces(),
     clock=lambda: 1_700_000_000_000,
 )
 

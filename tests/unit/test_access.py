@@ -18,7 +18,7 @@ from oncebridge.genesys.preset import genesys_rules
 from oncebridge.operate.explain.explainer import explain
 from oncebridge.operate.identity import Identities
 from oncebridge.service.config import load
-from oncebridge.service.service import make_router
+from oncebridge.service.routes import make_router
 from oncebridge.stores.memory import MemoryStore
 
 SOURCE = "aws.partner/genesys.com/cloud/org-1/prod"

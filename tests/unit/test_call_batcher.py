@@ -4,6 +4,7 @@ import pytest
 from tests.faults.doubles import virtual
 
 from oncebridge.engine.claims import CallBatcher
+from oncebridge.stores.api import Commits
 
 
 class Store:
@@ -16,8 +17,9 @@ class Store:
         self.most_under_way = 0
         self.error = None
 
-    async def __call__(self, questions):
-        self.calls.append(list(questions))
+    async def __call__(self, batch):
+        questions = [commit.generation.decode() for commit in batch]
+        self.calls.append(questions)
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         try:
@@ -29,8 +31,16 @@ class Store:
             self.under_way -= 1
 
 
+class Batcher(CallBatcher):
+    """Asks about names: the key is the first letter, and the name is told by the generation."""
+
+    async def ask(self, names):
+        keys, generations = [name[:1].encode() for name in names], [name.encode() for name in names]
+        return await super().ask(Commits(keys, generations))
+
+
 def batcher(store, **settings):
-    return CallBatcher(store, keys_of=lambda question: [question[:1].encode()], **settings)
+    return Batcher(store, lambda answers, _, begin, end: answers[begin:end], **settings)
 
 
 @virtual

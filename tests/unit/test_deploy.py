@@ -288,7 +288,7 @@ def test_the_other_commands_of_the_readme_parse():
     assert len(found) == 2
     for line in found:
         group, name, *rest = shlex.split(line)
-        command = app.commands[group].commands[name]
+        command = app.commands[group].load().commands[name]
         made = command.make_context(name, rest, **app.context_settings)
         assert made.args == []  # nothing is left over
 

@@ -5,7 +5,6 @@ import pkgutil
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -38,16 +37,54 @@ def loaded_after(code):
     return set(done.stdout.split())
 
 
-def test_the_public_names_are_those_that_are_announced():
-    found = {
-        name
-        for name, value in vars(oncebridge).items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+def ours(names):
+    return {name for name in names if name.partition(".")[0] == "oncebridge"}
+
+
+def test_type_checkers_and_programs_get_the_same_public_names_from_the_same_modules():
+    tree = ast.parse(Path(oncebridge.__file__).read_text("utf-8"))
+    imported = {
+        (node.module, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("oncebridge.")
+        for alias in node.names
     }
-    # The name of the module `once` is taken by the decorator.
-    assert callable(oncebridge.once)
-    assert found == set(oncebridge.__all__)
-    assert list(oncebridge.__all__) == sorted(oncebridge.__all__)
+    assert imported == {(m, name) for m, names in oncebridge._MODULES.items() for name in names}
+    assert sorted(name for _, name in imported) == oncebridge.__all__
+    assert set(oncebridge.__all__) <= set(dir(oncebridge))
+
+
+def test_a_name_that_is_not_public_is_an_error():
+    assert not hasattr(oncebridge, "Gatewy")
+    with pytest.raises(ImportError, match="cannot import name 'Gatewy'"):
+        exec("from oncebridge import Gatewy")
+
+
+def test_a_public_name_loads_only_what_it_needs():
+    assert ours(loaded_after("import oncebridge")) == {"oncebridge"}
+    loaded = ours(loaded_after("from oncebridge import StoreError"))
+    assert loaded == {"oncebridge", "oncebridge.errors"}
+
+
+UNUSED = {
+    *("oncebridge.events.pattern", "oncebridge.events.access", "oncebridge.events.rule_options"),
+    *("oncebridge.engine.shared_rate_limit", "oncebridge.engine.once"),
+    *("oncebridge.service", "oncebridge.observe", "importlib.metadata", "http.server"),
+}
+
+
+def test_a_lambda_handler_loads_nothing_of_rules_rates_and_configurations_that_it_may_not_have():
+    loaded = loaded_after("from oncebridge.aws import lambda_handler")
+    assert "oncebridge.engine.gateway" in loaded
+    assert not loaded & UNUSED
+
+
+def test_the_function_without_code_loads_nothing_of_a_service():
+    loaded = loaded_after("import oncebridge.aws.function, oncebridge.stores.dynamodb.store")
+    assert "oncebridge.service.routes" in loaded
+    assert "oncebridge.service.service" not in loaded
+    assert "oncebridge.sources.spool" not in loaded
+    assert not {name for name in loaded if name.startswith(("oncebridge.observe", "sqlite3"))}
 
 
 @pytest.mark.parametrize("name", oncebridge.__all__)
@@ -135,7 +172,7 @@ def test_the_version_is_the_packages():
 
 
 def test_the_core_asks_for_no_driver():
-    loaded = loaded_after("import oncebridge")
+    loaded = loaded_after("from oncebridge import *")
     assert "oncebridge.engine.gateway" in loaded
     assert not loaded & DRIVERS
 
@@ -166,7 +203,8 @@ def test_sqlite_is_loaded_by_who_asks_for_it():
 
 def test_importing_touches_no_loop_and_no_thread():
     code = (
-        "import threading, oncebridge, asyncio\n"
+        "import threading, asyncio\n"
+        "from oncebridge import *\n"
         "assert threading.active_count() == 1\n"
         "assert asyncio._get_running_loop() is None"
     )
@@ -237,7 +275,7 @@ def test_nothing_walks_a_set_whose_order_differs_from_run_to_run():
                 text = ast.unparse(iterable)
                 if isinstance(iterable, ast.Set | ast.SetComp) or text == "self._leases":
                     walked.append(f"{name}: {text}")
-    leases = oncebridge.engine.gateway.Gateway(
+    leases = oncebridge.Gateway(
         store=importlib.import_module("oncebridge.stores.memory").MemoryStore(), sink=print
     )._leases._leases
     if not isinstance(leases, set):

@@ -23,7 +23,7 @@ from oncebridge.sources import file as module
 from oncebridge.sources.api import Host
 from oncebridge.sources.checkpoint import CheckpointTaken
 from oncebridge.sources.file import FileSource, FileSourceOptions
-from oncebridge.sources.intake import Intake
+from oncebridge.sources.pump import PumpInbox
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
 
@@ -44,7 +44,7 @@ class Reader:
         )
         router = Router([RouteEntry(self.gateway)])
         self.source = FileSource(path and Path(path), FileSourceOptions(**options))
-        self.host = Host(router, Intake(router), store, batch, system_clock, SystemDice())
+        self.host = Host(router, PumpInbox(router), store, batch, system_clock, SystemDice())
 
     async def run(self):
         """Read to the end, or to the stop."""
@@ -576,7 +576,6 @@ async def test_standard_input_needs_no_place_and_no_memory(monkeypatch):
         os.close(outer)
         await reader.run()
         assert sorted(reader.numbers) == list(range(50))
-        assert reader.source._lines == {}
         assert reader.source.progress() is None
         assert faulty.calls["extend"] == 0
 

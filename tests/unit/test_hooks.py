@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from tests.faults.doubles import After, Bench, ScriptedSink, event, virtual
 
-from oncebridge import Decision, Event, No, Unreadable, Verdict
+from oncebridge import Decision, Decisions, Event, No, Outcome, Unreadable, Verdict
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.engine import hooks
 from oncebridge.engine.hooks import call_hooks
@@ -19,7 +19,7 @@ from oncebridge.sinks.api import Unknown, Yes
 @virtual
 async def test_every_arrival_is_told_once_with_its_outcome():
     told = []
-    async with Bench(hooks=[told.append], route="crm") as bench:
+    async with Bench(hooks=[told.extend], route="crm") as bench:
         outcomes = await bench.process(event(), event(), b"rubbish", event({"n": 2}))
         assert len(told) == 4
         assert {decision.route for decision in told} == {"crm"}
@@ -30,9 +30,40 @@ async def test_every_arrival_is_told_once_with_its_outcome():
 
 
 @virtual
+async def test_a_hook_is_called_once_for_the_arrivals_with_one_verdict():
+    calls = []
+    async with Bench(hooks=[calls.append], sink=ScriptedSink(batch=100), route="crm") as bench:
+        events = [event({"n": n}) for n in range(30)]
+        await bench.process(*events[:10])
+        await bench.process(*events)
+    told = [(decisions.verdict, len(decisions)) for decisions in calls]
+    assert sorted(told) == [
+        (Verdict.DELIVERED, 10),
+        (Verdict.DELIVERED, 20),
+        (Verdict.DUPLICATE, 10),
+    ]
+    for decisions in calls:
+        assert {one.outcome.verdict for one in decisions} == {decisions.verdict}
+        assert {one.took_s for one in decisions} == {decisions.took_s}
+
+
+def test_decisions_are_a_sequence():
+    parts = [(Unreadable(b"%d" % n, "not-json", ""), Outcome(Verdict.DEAD, True)) for n in range(4)]
+    events, outcomes = zip(*parts, strict=True)
+    decisions = Decisions("crm", events, outcomes, 1000, 0.25, [1, 2, 3, 4])
+    each = [Decision("crm", e, o, 1000, 0.25, n) for n, (e, o) in enumerate(parts, start=1)]
+    assert list(decisions) == each
+    assert list(reversed(decisions)) == each[::-1]
+    assert (decisions[0], decisions[-1], decisions[1:3]) == (each[0], each[-1], each[1:3])
+    assert (len(decisions), each[2] in decisions) == (4, True)
+    with pytest.raises(IndexError):
+        decisions[4]
+
+
+@virtual
 async def test_what_is_handed_back_is_told_too():
     told = []
-    async with Bench(hooks=[told.append], sink=ScriptedSink(No("refused"))) as bench:
+    async with Bench(hooks=[told.extend], sink=ScriptedSink(No("refused"))) as bench:
         outcome = await bench.one(event())
         (decision,) = told
         assert decision.outcome == outcome
@@ -42,7 +73,7 @@ async def test_what_is_handed_back_is_told_too():
 @virtual
 async def test_what_ends_in_an_error_is_told_as_failed():
     told = []
-    async with Bench(hooks=[told.append]) as bench:
+    async with Bench(hooks=[told.extend]) as bench:
         bench.store.arm("claim.before", error=RuntimeError("a bug in a driver"))
         with pytest.raises(RuntimeError):
             await bench.process(event({"n": 1}), event({"n": 2}))
@@ -55,7 +86,7 @@ async def test_what_ends_in_an_error_is_told_as_failed():
 @virtual
 async def test_what_comes_during_a_shutdown_is_told_as_failed():
     told = []
-    async with Bench(hooks=[told.append]) as bench:
+    async with Bench(hooks=[told.extend]) as bench:
         await bench.gateway.drain()
         await bench.process(event({"n": 1}), event({"n": 2}))
         assert [d.outcome.verdict for d in told] == [Verdict.FAILED] * 2
@@ -65,10 +96,10 @@ async def test_what_comes_during_a_shutdown_is_told_as_failed():
 async def test_a_hook_that_raises_costs_nothing(caplog):
     told = []
 
-    def broken(decision):
+    def broken(decisions):
         raise ZeroDivisionError("in a hook")
 
-    async with Bench(hooks=[broken, told.append]) as bench:
+    async with Bench(hooks=[broken, told.extend]) as bench:
         with caplog.at_level(logging.ERROR, "oncebridge"):
             outcome = await bench.one(event())
         assert outcome.verdict is Verdict.DELIVERED
@@ -87,7 +118,7 @@ async def test_a_hook_that_raises_costs_nothing(caplog):
 async def test_it_is_told_when_it_arrived_how_long_it_took_and_which_attempt_it_was():
     told = []
     slow = ScriptedSink(No("refused"), After(3, Yes()))
-    async with Bench(hooks=[told.append], sink=slow) as bench:
+    async with Bench(hooks=[told.extend], sink=slow) as bench:
         first = bench.clock()
         failed = await bench.one(event())
         await asyncio.sleep(failed.retry_after_ms / 1000)
@@ -133,7 +164,7 @@ async def test_an_event_that_no_route_is_for_is_told_too():
     match = Pattern.compile({"source": ["nobody"]})
     async with Bench() as bench:
         dead = MemoryDeadLetters()
-        router = Router([RouteEntry(bench.gateway, match)], dead=dead, hooks=[told.append])
+        router = Router([RouteEntry(bench.gateway, match)], dead=dead, hooks=[told.extend])
         await router.process([event()])
     (decision,) = told
     assert (decision.route, decision.outcome.verdict) == ("unrouted", Verdict.DEAD)
@@ -178,9 +209,9 @@ class Followed:
         if what in self._fails:
             raise ZeroDivisionError(what)
 
-    def arrived(self, route, event):
+    def arrived(self, route, events):
         self._tell("arrived", route)
-        return self
+        return [self] * len(events)
 
     def sending(self):
         self._tell("sending")
@@ -206,6 +237,37 @@ async def test_a_tracer_follows_each_arrival_to_its_verdict():
     ]
 
 
+@virtual
+async def test_a_tracer_is_asked_once_for_a_batch_and_may_leave_out_events():
+    class Second(Followed):
+        def arrived(self, route, events):
+            self._tell("arrived", [type(each) for each in events])
+            return [None, self, None]
+
+    tracer = Second()
+    async with Bench(tracer=tracer) as bench:
+        await bench.process(event({"n": 1}), event({"n": 2}), b"rubbish")
+        assert [bool(d.trace) for d in bench.sink.seen] == [False, True]
+    assert tracer.told == [
+        ("arrived", [Event, Event, Unreadable]),
+        ("sending", None),
+        ("ended", Verdict.DELIVERED),
+    ]
+
+
+@pytest.mark.parametrize("answer", [[], [None], [None] * 3, None, 7])
+@virtual
+async def test_a_tracer_that_does_not_answer_for_each_event_costs_nothing(answer, caplog):
+    class Wrong(Followed):
+        def arrived(self, route, events):
+            return answer
+
+    async with Bench(tracer=Wrong()) as bench:
+        for outcome in await bench.process(event({"n": 1}), event({"n": 2})):
+            assert outcome.verdict is Verdict.DELIVERED
+    assert [r.message for r in caplog.records] == ["oncebridge.hook_failed"]
+
+
 @pytest.mark.parametrize("step", ["arrived", "sending", "ended"])
 @virtual
 async def test_a_tracer_that_raises_costs_nothing(step, caplog):
@@ -218,12 +280,11 @@ async def test_a_tracer_that_raises_costs_nothing(step, caplog):
 
 
 def test_a_hook_that_always_fails_does_not_fill_the_log(caplog):
-    def broken(decision):
+    def broken(decisions):
         raise ZeroDivisionError("in a hook")
 
-    decision = Decision("crm", Unreadable(b"", "not-json", ""), None)
     for _ in range(250):
-        call_hooks([broken], decision)
+        call_hooks([broken], _decisions())
     assert [record.times for record in caplog.records] == [1, 10, 100]
 
 
@@ -234,10 +295,16 @@ def nothing_failed_yet():
 
 def test_hooks_are_called_in_their_order(caplog):
     order = []
-    decision = Decision("crm", Unreadable(b"", "not-json", ""), None)
-    call_hooks([lambda _: order.append(1), lambda _: 1 / 0, lambda _: order.append(2)], decision)
+    call_hooks(
+        [lambda _: order.append(1), lambda _: 1 / 0, lambda _: order.append(2)], _decisions()
+    )
     assert order == [1, 2]
     assert len(caplog.records) == 1
+
+
+def _decisions():
+    outcome = Outcome(Verdict.DEAD, True)
+    return Decisions("crm", [Unreadable(b"", "not-json", "")], [outcome], 0, 0.0, [1])
 
 
 def test_a_decision_cannot_be_changed():

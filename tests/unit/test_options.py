@@ -32,7 +32,7 @@ from oncebridge.base.options import (
 from oncebridge.base.secrets import Address, Secret
 from oncebridge.errors import ConfigError, ConfigErrors
 from oncebridge.events.event import Limits
-from oncebridge.events.rules import LatestOptions, QuietOptions, RuleOptions, TierOptions
+from oncebridge.events.rule_options import LatestOptions, QuietOptions, RuleOptions, TierOptions
 from oncebridge.service.addresses import (
     BackendAddress,
     DeadPlace,

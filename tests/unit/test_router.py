@@ -67,11 +67,10 @@ class Roads:
             assert at not in told, "told twice"
             told[at] = answer
 
-        answers = await self.router.process(arrivals, answered=answered, **more)
-        assert len(answers) == len(arrivals)
-        assert [told[at] for at in range(len(arrivals))] == answers
+        await self.router.process_each(arrivals, answered, **more)
+        assert len(told) == len(arrivals)
         self.check()
-        return answers
+        return [told[at] for at in range(len(arrivals))]
 
     async def one(self, arrival, **more):
         (answer,) = await self.process(arrival, **more)
@@ -314,9 +313,9 @@ async def test_what_no_route_is_for_is_not_kept_waiting_by_a_slow_sink():
     async with two(ScriptedSink(After(9, Yes())), matches=NOWHERE) as roads:
         heard = {}
         began = now()
-        await roads.router.process(
+        await roads.router.process_each(
             [event(detail_type="Call"), event(id="e2", detail_type="Mail")],
-            answered=lambda at, answer: heard.setdefault(at, now() - began),
+            lambda at, answer: heard.setdefault(at, now() - began),
         )
         assert heard[1] < 1, "its sender would bring it again, and it would be buried twice"
         assert heard[0] == pytest.approx(9)
@@ -388,7 +387,7 @@ async def test_when_it_is_broken_off_every_arrival_is_handed_back_once():
             heard.append(answer)
 
         arrivals = [event(id=f"e{n}", detail={"n": n}) for n in range(3)]
-        task = asyncio.create_task(roads.router.process(arrivals, answered=answered))
+        task = asyncio.create_task(roads.router.process_each(arrivals, answered))
         await eventually(lambda: slow.under_way)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -405,7 +404,7 @@ async def test_wherever_it_is_broken_off_every_arrival_is_answered_once(steps):
         told = Counter()
         arrivals = [event(detail_type="Call"), event({"n": 2}), b"no event", event({"n": 3})]
         task = asyncio.create_task(
-            roads.router.process(arrivals, answered=lambda at, _: told.update([at]))
+            roads.router.process_each(arrivals, lambda at, _: told.update([at]))
         )
         for _ in range(steps):
             await asyncio.sleep(0)
@@ -426,8 +425,8 @@ async def test_what_no_route_is_for_is_handed_back_too_when_it_is_broken_off():
         roads.dead.put = hangs
         heard = []
         task = asyncio.create_task(
-            roads.router.process(
-                [event(detail_type="Mail")], answered=lambda _, answer: heard.append(answer)
+            roads.router.process_each(
+                [event(detail_type="Mail")], lambda _, answer: heard.append(answer)
             )
         )
         await asyncio.sleep(1)
@@ -446,9 +445,9 @@ async def test_each_answer_is_told_when_the_last_of_its_routes_has_spoken():
     slow = ScriptedSink(otherwise=After(8, Yes()))
     async with two(second=slow, matches=matches) as roads:
         heard, began = {}, now()
-        await roads.router.process(
+        await roads.router.process_each(
             [event({"n": 1}, detail_type="Chat"), event({"n": 2}, detail_type="Call")],
-            answered=lambda at, answer: heard.setdefault(at, now() - began),
+            lambda at, answer: heard.setdefault(at, now() - began),
         )
         assert heard[1] < 0.1
         assert heard[0] == pytest.approx(8)

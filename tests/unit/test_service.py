@@ -32,7 +32,7 @@ from oncebridge.observe import fleet
 from oncebridge.service.addresses import DeadPlace, SinkPlace, SourcePlace, StorePlace
 from oncebridge.service.config import load
 from oncebridge.service.service import Service
-from oncebridge.sources.relay import Relay, SourceRecord
+from oncebridge.sources.pump import Pump, SourceRecord
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
 
@@ -45,25 +45,25 @@ class Stream:
         self.ends = ends
         self.opened = self.closed = 0
         self.numbers = itertools.count(1)
-        self.relay = None
+        self.pump = None
 
     async def open(self, host):
         self.opened += 1
         self.host = host
-        self.relay = Relay(host.router, take=self.take)
+        self.pump = Pump(host.router, lambda *_: None)
 
     async def take(self):
         if not self.batches and not self.ends:
             await asyncio.Event().wait()
         batch = self.batches.pop(0) if self.batches else []
-        return [SourceRecord(next(self.numbers), (raw,)) for raw in batch]
+        return [SourceRecord(next(self.numbers), raw) for raw in batch] or None
 
     async def run(self):
-        await self.relay.run()
+        await self.pump.run(self.take)
 
     def stop(self):
-        if self.relay is not None:
-            self.relay.stop()
+        if self.pump is not None:
+            self.pump.stop()
 
     def progress(self):
         return None
@@ -87,8 +87,7 @@ class Caller(Stream):
         self.stopped.set()
 
     def put(self, *raws):
-        for raw in raws:
-            self.host.inbox.put(raw, self.answers.append)
+        self.host.inbox.put(raws, lambda at, answer: self.answers.append(answer))
 
 
 class Store(FaultyStore):
@@ -775,7 +774,7 @@ async def test_what_the_only_route_is_not_for_is_counted_too():
 async def test_hooks_are_told_of_every_decision():
     seen = []
     parts = Parts(Stream(events(3)))
-    service = Service(parts.service._setup, hooks=[seen.append], clock=now_ms)
+    service = Service(parts.service._setup, hooks=[seen.extend], clock=now_ms)
     await service.open()
     await service.run()
     assert await service.close(timedelta(seconds=5))

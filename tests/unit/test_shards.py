@@ -30,13 +30,13 @@ from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.sources.api import Host
 from oncebridge.sources.checkpoint import Checkpoint, CheckpointState, read_states
-from oncebridge.sources.intake import Intake
 from oncebridge.sources.kinesis import stream as stream_module
 from oncebridge.sources.kinesis.held_shard import KinesisTimings
 from oncebridge.sources.kinesis.roster import Roster, share
 from oncebridge.sources.kinesis.shards import END, ShardProgress, choose, is_free, readable, surplus
 from oncebridge.sources.kinesis.source import KinesisOptions, KinesisSource
 from oncebridge.sources.kinesis.stream import KinesisStream, Position, Shard, start_of
+from oncebridge.sources.pump import PumpInbox
 from oncebridge.stores.cell import Cells, Edit
 from oncebridge.stores.memory import MemoryStore
 
@@ -67,7 +67,7 @@ class Worker:
         self.is_open = True
         self.host = Host(
             router,
-            Intake(router),
+            PumpInbox(router),
             self.store,
             100,
             now_ms,

@@ -47,8 +47,7 @@ class Station:
     async def put(self, *raws):
         """Put, and give the answers when all are there."""
         answers = {}
-        for at, raw in enumerate(raws):
-            self.spool.put(raw, lambda answer, at=at: answers.setdefault(at, answer))
+        self.spool.put(raws, answers.setdefault)
         await eventually(lambda: len(answers) == len(raws))
         return [answers[at] for at in range(len(raws))]
 
@@ -103,7 +102,7 @@ def path(tmp_path):
 async def test_the_sender_is_answered_when_its_event_is_on_disk_and_not_before(path):
     async with station(path, runs=False) as one:
         seen = []
-        one.spool.put(event(), lambda answer: seen.append((answer, on_disk(path))))
+        one.spool.put([event()], lambda at, answer: seen.append((answer, on_disk(path))))
         assert seen == []
         await eventually(lambda: seen)
         assert seen == [(SPOOLED, [event()])]
@@ -163,11 +162,11 @@ async def test_a_batch_is_written_wholly_or_not_at_all(path):
 
 
 async def test_one_who_fails_to_listen_does_not_cost_the_others(path):
-    def deaf(answer):
+    def deaf(at, answer):
         raise ZeroDivisionError
 
     async with station(path, runs=False) as one:
-        one.spool.put(b"1", deaf)
+        one.spool.put([b"1"], deaf)
         assert await one.put(b"2", b"3") == [SPOOLED, SPOOLED]
         assert await one.put(b"4") == [SPOOLED]
 
@@ -184,8 +183,7 @@ async def test_when_too_much_waits_to_be_written_the_rest_is_refused(path, monke
 async def test_closing_answers_what_is_being_written_and_refuses_what_comes_after(path):
     async with station(path, runs=False) as one:
         heard = []
-        for raw in events(5):
-            one.spool.put(raw, heard.append)
+        one.spool.put(events(5), lambda at, answer: heard.append(answer))
         await one.spool.aclose()
         assert heard == [SPOOLED] * 5
         assert on_disk(path) == events(5)
@@ -414,7 +412,7 @@ async def main():
     def put(number):
         raw = b'{"id":"e%d","source":"shop","detail-type":"Order","detail":{"n":%d}}' % (
             number, number)
-        spool.put(raw, lambda answer: tell(number, answer))
+        spool.put([raw], lambda at, answer: tell(number, answer))
     def tell(number, answer):
         assert answer.acknowledge
         print(number, flush=True)

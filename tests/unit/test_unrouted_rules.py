@@ -10,7 +10,7 @@ from oncebridge.check import cases
 from oncebridge.events.framing import RawRecord
 from oncebridge.operate.explain.explainer import explain
 from oncebridge.operate.explain.words import summary
-from oncebridge.service.service import make_router
+from oncebridge.service.routes import make_router
 from oncebridge.stores.memory import MemoryStore
 
 CONFIGURATION = """
@@ -56,7 +56,7 @@ EXPECTED = {
 async def test_a_rule_of_the_file_discards_what_no_route_is_for(tmp_path):
     setup = setup_of(tmp_path, CONFIGURATION)
     told = []
-    router = make_router(setup, hooks=[told.append])
+    router = make_router(setup, hooks=[told.extend])
     answers = await router.process([raw(one) for one in EVENTS.values()])
     assert [answer.acknowledge for answer in answers] == [True] * 4
     assert [answer.verdict for answer in answers] == [verdict for verdict, _ in EXPECTED.values()]

@@ -1,10 +1,10 @@
 """
 Decide the verdict of each arrival as a gateway would, if every delivery succeeded at once.
 
-A `Judge` has its own store, empty at first, and uses the same transitions as the stores
-(`oncebridge.stores.transitions`), so that windows, tiers, conflicts and entities are the same as
-in a gateway; `tests/audit/test_judge.py` compares the two. It is pure: arrivals go in, in their
-order, each with its time.
+A `Judge` takes the steps of the gateway (`oncebridge.engine.decide`) with its own store, which is
+empty at first and uses the same transitions as the stores (`oncebridge.stores.transitions`). So
+windows, tiers, conflicts and entities are the same as in a gateway; `tests/audit/test_judge.py`
+compares the two. It is pure: arrivals go in, in their order, each with its time.
 
 Arrivals that share no key do not affect each other, so there is one judge for each group. Expired
 records are removed, as a store does: one group may be the whole recording of months.
@@ -14,14 +14,20 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncebridge.audit.rows import ClaimedKey, ComplexPlan
-from oncebridge.engine.memos import EntityState
+from oncebridge.engine.decide import (
+    DROPPED,
+    Action,
+    Policy,
+    Step,
+    after_claim,
+    after_entity,
+    first_step,
+)
+from oncebridge.engine.memos import NO_STATE, EntityState
 from oncebridge.engine.verdict import Verdict
-from oncebridge.events.key import Part, conflict_key
-from oncebridge.events.rules import Plan, Rule, Span
+from oncebridge.events.rules import Plan
 from oncebridge.stores import transitions as table
 from oncebridge.stores.api import (
-    Claim,
     Commit,
     Duplicate,
     Fate,
@@ -35,11 +41,13 @@ from oncebridge.stores.api import (
 _LEASE_MS: Final = 1
 _FEW: Final = 1_000
 _TOKEN: Final = b"t" * 16
-_DROPPED: Final = {
-    Verdict.STALE: Fate.STALE,
-    Verdict.UNCHANGED: Fate.UNCHANGED,
-    Verdict.CONFLICT: Fate.DEAD,
-}
+_POLICY: Final = Policy()
+# Looking up a member of an enum is slow.
+_CLAIM: Final = Action.CLAIM
+_CLAIM_ENTITY: Final = Action.CLAIM_ENTITY
+_SEND: Final = Action.SEND
+_SETTLE: Final = Action.SETTLE
+_FATES: Final = {Action.SEND: Fate.DELIVERED, Action.BURY: Fate.DEAD}
 
 
 class Judgement(Struct, frozen=True, gc=False):
@@ -52,11 +60,14 @@ class Judgement(Struct, frozen=True, gc=False):
 
 
 class _Entity(Struct, gc=False):
-    """The state of an entity: its register, its expiry, and the arrival that wrote it."""
+    """What is known about an entity: its state, its expiry, and the arrival that wrote it."""
 
-    register: EntityState
+    state: EntityState
     keep_until_ms: int
     number: int | None
+
+
+_UNKNOWN: Final = _Entity(NO_STATE, 0, None)
 
 
 class Judge:
@@ -67,55 +78,31 @@ class Judge:
         self._entities: dict[bytes, _Entity] = {}
         self._most = _FEW
 
-    def judge(self, number: int, at_ms: int, rule: Rule, plan: ComplexPlan) -> Judgement:
+    def judge(self, number: int, at_ms: int, plan: Plan) -> Judgement:
         """Return the verdict on the arrival *number*; numbers increase, and times never decrease."""
         if len(self._records) + len(self._entities) > self._most:
             self._forget(at_ms)
-        keep_ms = max(part.window_ms for part in plan.parts)
-        memo = number.to_bytes(16, signed=True)
-        parts, clashed = plan.parts, False
-        generation = memo
-        while True:
-            want = Want(
-                tuple(Part(part.key, part.hash, part.slide_ms) for part in parts),
-                _TOKEN,
-                generation,
-                _LEASE_MS,
-                keep_ms,
-                memo,
-            )
-            records = [self._records.get(part.key) for part in parts]
-            answer, written = table.claim(records, want, at_ms)
-            match answer:
-                case Claim():
-                    break
-                case Duplicate():
-                    self._write(written)
-                    self._remember(parts, answer, at_ms)
-                    return Judgement(Verdict.DUPLICATE, _number(answer.memo), delivered=False)
-                case Mismatch():
-                    clashed = True
-                    known = _number(answer.memo)
-                    parts = [_in_conflict(part, answer.key) for part in parts]
-                case _:  # pragma: no cover - there is no other holder
-                    raise AssertionError(answer)
-        self._write(written)
-        if clashed and rule.on_conflict != "deliver":
-            fate = Fate.DEAD if rule.on_conflict == "dead" else Fate.DROPPED
-            self._commit(parts, generation, fate, at_ms)
-            return Judgement(Verdict.CONFLICT, known, delivered=False)
-        if plan.entity:
-            verdict, because = self._enter(plan, rule, number, at_ms, keep_ms)
-            if verdict is not None:
-                # A version that cannot be compared is a conflict.
-                is_sent = verdict is Verdict.CONFLICT and rule.on_conflict == "deliver"
-                fate = Fate.DELIVERED if is_sent else _DROPPED[verdict]
-                self._commit(parts, generation, fate, at_ms)
-                return Judgement(verdict, because, delivered=is_sent)
-        self._commit(parts, generation, Fate.DELIVERED, at_ms)
-        if clashed:
-            return Judgement(Verdict.CONFLICT, known)
-        return Judgement(Verdict.DELIVERED)
+        records, memo = self._records, number.to_bytes(16, signed=True)
+        step, first = first_step(plan, _POLICY), None
+        while step.action is _CLAIM:
+            assert step.plan is not None  # noqa: S101 - this step has one
+            plan = step.plan
+            want = Want(plan.parts, _TOKEN, memo, _LEASE_MS, plan.keep_ms, memo)
+            found = [records.get(part.key) for part in plan.parts]
+            answer, written = table.claim(found, want, at_ms)
+            for record in written:
+                records[record.key] = record
+            if isinstance(answer, Duplicate):
+                first = _number(answer.memo)
+                self._remember(plan, answer, at_ms)
+            elif isinstance(answer, Mismatch):
+                first = _number(answer.memo)
+            step = after_claim(plan, answer, _POLICY, is_conflict=first is not None)
+        if step.action is _CLAIM_ENTITY:
+            step, first = self._enter(plan, number, at_ms, first)
+        if step.action is not _SETTLE:
+            self._commit(plan, memo, _FATES.get(step.action) or DROPPED[step.verdict], at_ms)
+        return Judgement(step.verdict, first, delivered=step.action is _SEND)
 
     def _forget(self, at_ms: int) -> None:
         """Remove expired records; only once there are twice as many, so that it costs little."""
@@ -127,53 +114,44 @@ class Judge:
         }
         self._most = max(_FEW, 2 * (len(self._records) + len(self._entities)))
 
-    def _write(self, records: list[Record]) -> None:
-        for record in records:
-            self._records[record.key] = record
-
-    def _commit(self, parts: list[ClaimedKey], generation: bytes, fate: Fate, at_ms: int) -> None:
-        for part in parts:
-            asked = Commit(part.key, generation, fate, part.window_ms, part.hard_ms)
+    def _commit(self, plan: Plan, generation: bytes, fate: Fate, at_ms: int) -> None:
+        for part, span in zip(plan.parts, plan.spans, strict=True):
+            asked = Commit(part.key, generation, fate, span.window_ms, span.hard_ms)
             _, after = table.commit(self._records.get(part.key), asked, at_ms)
             if after is not None:
                 self._records[part.key] = after
 
-    def _remember(self, parts: list[ClaimedKey], known: Duplicate, at_ms: int) -> None:
+    def _remember(self, plan: Plan, known: Duplicate, at_ms: int) -> None:
         """Mark the other tiers of a duplicate as done."""
-        if len(parts) == 1 or known.key != parts[-1].key:
+        if known.key != plan.key:
             return
-        for part in parts[:-1]:
-            asked = Memory(part.key, known.memo, known.fate, part.window_ms, part.hash, known.memo)
+        for part, span in zip(plan.parts[:-1], plan.spans, strict=False):
+            asked = Memory(part.key, known.memo, known.fate, span.window_ms, part.hash, known.memo)
             reply, after = table.remember(self._records.get(part.key), asked, at_ms)
             if reply is Reply.REMEMBERED and after is not None:
                 self._records[part.key] = after
 
     def _enter(
-        self, plan: ComplexPlan, rule: Rule, number: int, at_ms: int, keep_ms: int
-    ) -> tuple[Verdict | None, int | None]:
-        """Compare with the entity's newest state, and record this one."""
-        known = self._entities.get(plan.entity)
-        if known is None or at_ms >= known.keep_until_ms:
-            known = _Entity(EntityState(), 0, None)
-        spans = (Span(keep_ms, 0),)
-        asked = Plan(rule, "deduplicate", (), spans, version=plan.version, state=plan.state)
-        verdict = known.register.judge(asked, at_ms)
-        because = known.number
-        if verdict is Verdict.UNCHANGED:
-            register = known.register.after_unchanged(asked, at_ms)
-            self._entities[plan.entity] = _Entity(register, at_ms + keep_ms, known.number)
-        elif verdict is None:
-            register = known.register.after_delivery(asked, at_ms)
-            self._entities[plan.entity] = _Entity(register, at_ms + keep_ms, number)
-        return verdict, because
+        self, plan: Plan, number: int, at_ms: int, clash: int | None
+    ) -> tuple[Step, int | None]:
+        """
+        Compare with the entity's newest state, and record this one.
 
-
-def _in_conflict(part: ClaimedKey, key: bytes) -> ClaimedKey:
-    if part.key != key:
-        return part
-    return ClaimedKey(
-        conflict_key(key, part.hash), part.hash, part.slide_ms, part.window_ms, part.hard_ms
-    )
+        Return what follows, and the arrival that is the reason: *clash* has other content.
+        """
+        known = self._entities.get(plan.entity, _UNKNOWN)
+        if at_ms >= known.keep_until_ms:
+            known = _UNKNOWN
+        step = after_entity(plan, known.state, at_ms, _POLICY, is_conflict=clash is not None)
+        keep_until_ms = at_ms + plan.keep_ms
+        if step.action is _SEND and not step.reason:
+            state = known.state.after_delivery(plan, at_ms)
+            self._entities[plan.entity] = _Entity(state, keep_until_ms, number)
+            return step, clash
+        if step.verdict is Verdict.UNCHANGED:
+            state = known.state.after_unchanged(plan, at_ms)
+            self._entities[plan.entity] = _Entity(state, keep_until_ms, known.number)
+        return step, known.number
 
 
 def _number(memo: bytes) -> int:

@@ -13,7 +13,7 @@ Whether two events are the same is decided by 128 bits of their key.
 import re
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -22,8 +22,8 @@ from oncebridge.audit.order import arrival_times
 from oncebridge.audit.reading import Block, RecordBatch, content_of
 from oncebridge.audit.unpacking import Unpacker
 from oncebridge.events.event import Event, Limits, Unreadable
-from oncebridge.events.key import ContentKey
-from oncebridge.events.rules import Plan, Rule, RuleSet, Version
+from oncebridge.events.key import ContentKey, Part
+from oncebridge.events.rules import Plan, Rule, RuleSet, Span, Version
 from oncebridge.events.summary import (
     body_of,
     conversation_of,
@@ -113,42 +113,42 @@ class ChunkSummary(Struct, array_like=True):
     """Lines of the first records without an event."""
 
 
-class ClaimedKey(Struct, frozen=True, array_like=True, gc=False):
-    """One key of a plan, as a store would claim it."""
+class _Part(Part, frozen=True, array_like=True, gc=False):
+    """A part as a row has it: without the names of its fields."""
 
-    key: bytes
-    hash: bytes
-    slide_ms: int
-    window_ms: int
-    hard_ms: int
+
+class _Span(Span, frozen=True, array_like=True, gc=False):
+    """A span as a row has it."""
 
 
 class ComplexPlan(Struct, frozen=True, array_like=True):
-    """A plan with several keys, or an entity's register."""
+    """A plan with several keys, or an entity's register, as a row has it."""
 
-    parts: list[ClaimedKey]
+    parts: tuple[_Part, ...]
+    spans: tuple[_Span, ...]
     entity: bytes
-    written_version: tuple[str, str] | None
+    version: tuple[Literal["number", "instant"], str] | None
     """As text: an integer may have any number of digits."""
     state: bytes
 
     @classmethod
     def of(cls, plan: Plan) -> "ComplexPlan":
-        parts = [
-            ClaimedKey(short(part.key), part.hash, part.slide_ms, span.window_ms, span.hard_ms)
-            for part, span in zip(plan.parts, plan.spans, strict=True)
-        ]
-        state = blake2b(plan.state, digest_size=16).digest() if plan.state else b""
-        version = None if plan.version is None else (plan.version[0], repr(plan.version[1]))
-        return cls(parts, short(plan.entity), version, state)
+        return cls(
+            tuple([_Part(short(part.key), part.hash, part.slide_ms) for part in plan.parts]),
+            tuple([_Span(span.window_ms, span.hard_ms) for span in plan.spans]),
+            short(plan.entity),
+            None if plan.version is None else (plan.version[0], repr(plan.version[1])),
+            blake2b(plan.state, digest_size=16).digest() if plan.state else b"",
+        )
 
-    @property
-    def version(self) -> Version | None:
-        if self.written_version is None:
-            return None
-        kind, text = self.written_version
-        number = int(text) if text.lstrip("-").isdecimal() else float(text)
-        return ("instant" if kind == "instant" else "number"), number
+    def plan(self, rule: Rule) -> Plan:
+        """Return the plan, under its *rule*."""
+        version: Version | None = None
+        if self.version is not None:
+            kind, text = self.version
+            number = int(text) if text.lstrip("-").isdecimal() else float(text)
+            version = kind, number
+        return Plan(rule, "deduplicate", self.parts, self.spans, self.entity, version, self.state)
 
     def write(self) -> str:
         return _pack(self).hex()

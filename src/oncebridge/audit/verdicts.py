@@ -11,18 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from oncebridge.audit.judge import Judge, Judgement
-from oncebridge.audit.rows import ClaimedKey, ComplexPlan
+from oncebridge.audit.rows import ComplexPlan
 from oncebridge.audit.table import Table
 from oncebridge.base.clock import ms
+from oncebridge.engine import decide
 from oncebridge.engine.verdict import Verdict
-from oncebridge.events.rules import Rule
+from oncebridge.events.key import Part
+from oncebridge.events.rules import Plan, Rule, Span
 
-UNKEYED: Final = {
-    "deduplicate": Verdict.DELIVERED,
-    "bypass": Verdict.BYPASSED,
-    "discard": Verdict.DISCARDED,
-    "dead": Verdict.DEAD,
-}
+UNKEYED: Final = {"deduplicate": Verdict.DELIVERED, **decide.UNKEYED}
 """The verdict on arrivals without a row in `fates`, by the action of their rule."""
 
 
@@ -186,21 +183,23 @@ def _judged(
     table: Table, rules: Sequence[Rule], rows: Iterable[tuple[Any, ...]]
 ) -> Iterator[tuple[int, Judgement]]:
     group, judge = None, Judge()
-    for name, number, key, content, plan, rule_number in rows:
+    plain = {at: _only_tier(rule) for at, rule in enumerate(rules) if len(rule.tiers) == 1}
+    for name, number, key, content, plan, at in rows:
         if name != group:
             group, judge = name, Judge()
-        rule = rules[rule_number]
-        written = (
-            ComplexPlan.read(plan)
-            if plan
-            else _plain(key.bytes, content.bytes if content else b"", rule)
-        )
-        yield number, judge.judge(number, table.at_ms(number), rule, written)
+        if plan:
+            asked = ComplexPlan.read(plan).plan(rules[at])
+        else:
+            slide_ms, spans = plain[at]
+            part = Part(key.bytes, content.bytes if content else b"", slide_ms)
+            asked = Plan(rules[at], "deduplicate", (part,), spans)
+        yield number, judge.judge(number, table.at_ms(number), asked)
 
 
-def _plain(key: bytes, content: bytes, rule: Rule) -> ComplexPlan:
-    """Return the plan of an arrival with one key."""
+def _only_tier(rule: Rule) -> tuple[int, tuple[Span, ...]]:
+    """Return the slide and the span of a rule with one tier."""
     (tier,) = rule.tiers
-    slide_ms, hard_ms = (ms(tier.window), ms(tier.max_window)) if tier.sliding else (0, 0)
-    part = ClaimedKey(key, content, slide_ms, ms(tier.window), hard_ms)
-    return ComplexPlan([part], b"", None, b"")
+    window_ms = ms(tier.window)
+    if not tier.sliding:
+        return 0, (Span(window_ms, 0),)
+    return window_ms, (Span(window_ms, ms(tier.max_window)),)

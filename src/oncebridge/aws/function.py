@@ -20,7 +20,7 @@ from oncebridge.errors import ConfigError, ConfigErrors
 from oncebridge.service import logs
 from oncebridge.service.addresses import scheme_of
 from oncebridge.service.config import DEFAULT_FILE, PREFIX, Config, Setup, load
-from oncebridge.service.service import make_router
+from oncebridge.service.routes import make_router
 
 _log = logging.getLogger("oncebridge")
 

@@ -23,8 +23,9 @@ connections. Nothing runs after the response; unfinished work is frozen with the
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from math import inf
 from typing import Any, Final, NotRequired, Protocol, TypedDict
 
 from msgspec import UNSET
@@ -32,13 +33,13 @@ from msgspec import UNSET
 from oncebridge.aws.emf import Counted, EmfMetrics
 from oncebridge.aws.invocation import Invocation, LambdaRecord, Trigger, recognise
 from oncebridge.base.clock import Clock, system_clock
-from oncebridge.engine.batch import Arrival
 from oncebridge.engine.blocking import OneLoop
 from oncebridge.engine.gateway import Gateway
-from oncebridge.engine.ordering import LaneRunner, ReportDone
+from oncebridge.engine.opening import share_of
 from oncebridge.engine.router import RouteEntry, Router, RouterAnswer
-from oncebridge.errors import ConfigError, HandedBack, StoreUnavailable
-from oncebridge.events.event import Event, Unreadable
+from oncebridge.errors import ConfigError, HandedBack
+from oncebridge.events.event import Event
+from oncebridge.sources.pump import Pump, Retry, SourceRecord
 
 _log = logging.getLogger("oncebridge")
 
@@ -46,13 +47,11 @@ _RESERVE_S: Final = 0.5
 """The last send has to end this long before the end of the call."""
 _LAST_S: Final = 0.25
 """Everything is cancelled this long before the end, so that there is a response."""
-_OPEN_SHARE, _MOST_OPEN_S = 0.25, 2.0
-"""How much of the time left the store may take to open, if events can be sent without it."""
-_LOOK_AGAIN_S: Final = 0.5
-"""Near the end of the call, busy events are not waited for: the gateway polls."""
+_LONGEST_CALL_S: Final = 900.0
 _TURNS: Final = 5
 _NOWHERE: Final = frozenset({"no dead letters are configured", "dead letters: none are configured"})
 _MOST_REASONS: Final = 3
+_NO_TIME: Final = RouterAnswer(acknowledge=False, verdict=None, reason="no time left")
 
 
 class Context(Protocol):
@@ -117,8 +116,6 @@ class LambdaHandler:
         self._router = gateway
         self._metrics = None if metrics is None else EmfMetrics(metrics, clock)
         self._loop = OneLoop()
-        self._unopened = list(gateway.gateways)
-        self._opening: asyncio.Task[None] | None = None
         self._has_warned = False
         self.__name__ = self.__qualname__ = "lambda_handler"  # decorators read it
 
@@ -144,128 +141,64 @@ class LambdaHandler:
         ends = loop.time() + context.get_remaining_time_in_millis() / 1000
         try:
             await _notice_closed_connections()
-            outcomes = _RecordOutcomes(len(invocation.records))
+            answers: dict[int, RouterAnswer] = {}
             if loop.time() < ends - _RESERVE_S:
                 await self._open(ends - _RESERVE_S)
                 before = self._uncommitted()
                 try:
-                    await self._process(invocation, outcomes, ends)
+                    answers = await self._process(invocation, ends)
                 finally:
                     if self._uncommitted() > before:
                         await self._wait_for_commits(ends - _RESERVE_S)
-            return self._answer(invocation, outcomes)
+            return self._respond(invocation, answers)
         finally:
             if self._metrics is not None:
                 self._metrics.write_changes(self._books())
 
-    # --- open --------------------------------------------------------------------------
-
     async def _open(self, ends: float) -> None:
-        """Open the gateways that are not open yet; raise `HandedBack` if the store does not open."""
-        if not self._unopened:
-            return
-        if not all(_holds_on_outage(gateway) for gateway in self._router.gateways):
-            await self._open_if_possible(ends)
+        """Open the gateways; raise if none can send without its store, and a store does not open."""
+        now = asyncio.get_running_loop().time
+        gateways = self._router.gateways
+        if not all(_holds_on_outage(gateway) for gateway in gateways):
+            for gateway in gateways:
+                if why := await gateway.try_open(share_of(ends - now())):
+                    _log.warning("oncebridge.store_is_away", extra={"error": why})
             return
         try:
-            await self._open_within(self._unopened, ends)
+            for gateway in gateways:
+                await gateway.open(ends - now())
         except TimeoutError:
             raise HandedBack(
                 "the store could not be opened in the time left; check it, or allow more time", 0
             ) from None
 
-    async def _open_if_possible(self, ends: float) -> None:
-        """
-        Open the stores that open soon; without a store, events are sent unprotected.
+    # --- process -----------------------------------------------------------------------
 
-        A gateway would also open on first use, without a timeout. So it is tried here, and the
-        result is recorded in the breaker that the gateway asks.
-        """
-        now = asyncio.get_running_loop().time
-        due = [gateway for gateway in self._unopened if gateway.store_breaker.admits(now())]
-        if not due:
-            return
-        try:
-            left_s = min((ends - now()) * _OPEN_SHARE, _MOST_OPEN_S)
-            await self._open_within(due, now() + left_s)
-        except (StoreUnavailable, TimeoutError) as error:
-            _log.warning("oncebridge.store_is_away", extra={"error": type(error).__name__})
-            for gateway in due:
-                if gateway in self._unopened:
-                    gateway.books.store_errors += 1
-                    gateway.store_breaker.failed(now(), at_once=True)
-        finally:
-            for gateway in due:
-                gateway.store_breaker.abandoned()
-
-    async def _open_within(self, gateways: Sequence[Gateway], ends: float) -> None:
-        """Open *gateways*, or raise `TimeoutError`; one that cannot be cancelled keeps running."""
-        if self._opening is None or self._opening.done():
-            self._opening = asyncio.get_running_loop().create_task(self._open_each(gateways))
-        opening = self._opening
-        await _wait_for(opening, ends)
-        if not opening.done():
-            await _cancel(opening)
-        if not opening.done() or opening.cancelled():
-            raise TimeoutError
-        opening.result()
-
-    async def _open_each(self, gateways: Sequence[Gateway]) -> None:
-        for gateway in list(gateways):
-            await gateway.open()
-            gateway.store_breaker.succeeded()
-            self._unopened.remove(gateway)
-
-    # --- take --------------------------------------------------------------------------
-
-    async def _process(
-        self, invocation: Invocation, outcomes: "_RecordOutcomes", ends: float
-    ) -> None:
-        """Process all records, and cancel work that would outlast the call."""
-        loop = asyncio.get_running_loop()
-        work = loop.create_task(self._run(invocation, outcomes, ends - _RESERVE_S))
-        await _wait_for(work, ends - _LAST_S)
-        if not work.done():
-            _log.warning("oncebridge.time_is_up", extra={"trigger": invocation.trigger.value})
-            outcomes.is_over = True
-            # Events that the sink has taken are still reported.
-            await _cancel(work)
-        if work.done() and not work.cancelled():
-            work.result()
-
-    async def _run(self, invocation: Invocation, outcomes: "_RecordOutcomes", ends: float) -> None:
-        items = [
-            (at, event)
-            for at, record in enumerate(invocation.records)
-            for event in self._events(record)
-        ]
-        outcomes.expect([at for at, _ in items])
-        waits = invocation.trigger.waits
-
-        async def bring(items: list[_Item], tell: ReportDone) -> None:
-            await self._open(ends)
-            left_s = ends - asyncio.get_running_loop().time()
-            if left_s <= 0:
-                return  # without an answer they are returned to the source
-            patience_s = max(left_s - _LOOK_AGAIN_S, 0) if waits else 0
-
-            def answered(at: int, answer: RouterAnswer) -> None:
-                outcomes.settle(items[at][0], answer)
-                tell(at, answer.acknowledge)
-
-            await self._router.process(
-                [event for _, event in items],
-                within=timedelta(seconds=left_s),
-                patience=timedelta(seconds=patience_s),
-                answered=answered,
-                in_place=invocation.trigger.is_ordered,
-            )
-
-        await LaneRunner(_lanes(invocation, items), bring).run()
-
-    def _events(self, record: LambdaRecord) -> Sequence[Event | Unreadable]:
-        held = record.held
-        return (held,) if isinstance(held, Unreadable) else self._router.unwrap(held)
+    async def _process(self, invocation: Invocation, ends: float) -> dict[int, RouterAnswer]:
+        """Process all records; return the answer to each, and cancel work that would outlast the call."""
+        answers: dict[int, RouterAnswer] = {}
+        trigger, records = invocation.trigger, invocation.records
+        pump = Pump[int](
+            self._router,
+            answers.__setitem__,
+            retry=Retry.NOTHING,
+            unwraps=True,
+            batch=len(records),
+            at_once=inf,
+            patience_s=_LONGEST_CALL_S if trigger.waits else 0,
+            ends=ends - _RESERVE_S,
+        )
+        pump.put(
+            [
+                SourceRecord(at, record.held, record.lane if trigger.is_ordered else None)
+                for at, record in enumerate(records)
+            ]
+        )
+        left_s = ends - _LAST_S - asyncio.get_running_loop().time()
+        # Events that the sink has taken are still acknowledged after that.
+        if not await pump.aclose(left_s, _LAST_S / 2):
+            _log.warning("oncebridge.time_is_up", extra={"trigger": trigger.value})
+        return answers
 
     def _uncommitted(self) -> int:
         return sum([gateway.books.acked_uncommitted for gateway in self._router.gateways])
@@ -282,13 +215,21 @@ class LambdaHandler:
             if left_s > 0:
                 await gateway.settle(timedelta(seconds=left_s))
 
-    # --- answer ------------------------------------------------------------------------
+    # --- respond -----------------------------------------------------------------------
 
-    def _answer(self, invocation: Invocation, outcomes: "_RecordOutcomes") -> Failures | None:
+    def _respond(
+        self, invocation: Invocation, answers: Mapping[int, RouterAnswer]
+    ) -> Failures | None:
         trigger, records = invocation.trigger, invocation.records
-        back = [record for at, record in enumerate(records) if not outcomes.is_final(at)]
+        refused = {
+            at: answer
+            for at in range(len(records))
+            if not (answer := answers.get(at, _NO_TIME)).acknowledge
+        }
+        back = [records[at] for at in refused]
+        reasons = _reasons(refused.values())
         if back:
-            self._warn_of_no_dead_letters(trigger, outcomes)
+            self._warn_of_no_dead_letters(trigger, refused.values())
         if back and trigger.names_failures:
             _log.warning(
                 "oncebridge.handed_back",
@@ -296,29 +237,31 @@ class LambdaHandler:
                     "trigger": trigger.value,
                     "back": len(back),
                     "records": len(records),
-                    "reasons": outcomes.reasons(len(back)),
+                    "reasons": reasons,
                 },
             )
         if back and (not trigger.names_failures or self._is_down(back, records)):
-            raise HandedBack(outcomes.summary(len(back), len(records)), outcomes.retry_after_s)
+            why = f"{len(back)} of {len(records)} records have to be retried: {reasons}"
+            wait_ms = max([answer.retry_after_ms for answer in refused.values()])
+            raise HandedBack(why, wait_ms / 1000)
         if not trigger.names_failures:
             return None
         if trigger is Trigger.KINESIS and back:
             # Lambda continues from the lowest number, so this one includes all after it.
             back = [min(back, key=lambda record: record.sequence)]
         names = dict.fromkeys(record.name for record in back)
-        answer = Failures(batchItemFailures=[ItemFailure(itemIdentifier=name) for name in names])
+        failures = Failures(batchItemFailures=[ItemFailure(itemIdentifier=name) for name in names])
         if invocation.state is not UNSET:
-            answer["state"] = invocation.state
-        return answer
+            failures["state"] = invocation.state
+        return failures
 
     def _is_down(self, back: Sequence[LambdaRecord], records: Sequence[LambdaRecord]) -> bool:
         """Return True if no record was accepted and the store or a sink is down."""
         return len(back) == len(records) and any(g.down() for g in self._router.gateways)
 
-    def _warn_of_no_dead_letters(self, trigger: Trigger, outcomes: "_RecordOutcomes") -> None:
+    def _warn_of_no_dead_letters(self, trigger: Trigger, refused: Iterable[RouterAnswer]) -> None:
         """Warn once about events that can never succeed while there are no dead letters."""
-        if self._has_warned or not any(answer.reason in _NOWHERE for answer in outcomes.refused):
+        if self._has_warned or not any(answer.reason in _NOWHERE for answer in refused):
             return
         self._has_warned = True
         what = "it is retried until the trigger gives up"
@@ -351,67 +294,14 @@ class _Verified:
         return dict(self._verified)
 
 
-_Item = tuple[int, Arrival]
-"""The index of a record in the batch, and one of its events."""
-
-
-class _RecordOutcomes:
-    """The outcomes of the records of one call, as far as they are known."""
-
-    def __init__(self, count: int) -> None:
-        self._left = [1] * count
-        """Events of each record that are not acknowledged; one at least, until it is read."""
-        self._refused: dict[int, RouterAnswer] = {}
-        self.is_over = False
-        """The time is over; only acknowledgements still count."""
-
-    def expect(self, records: Sequence[int]) -> None:
-        """Record how many events each record has."""
-        events = Counter(records)
-        self._left = [max(events[at], 1) for at in range(len(self._left))]
-
-    def settle(self, record: int, answer: RouterAnswer) -> None:
-        if answer.acknowledge:
-            self._left[record] -= 1
-        elif not self.is_over:
-            self._refused.setdefault(record, answer)
-
-    def is_final(self, record: int) -> bool:
-        return not self._left[record]
-
-    @property
-    def refused(self) -> Sequence[RouterAnswer]:
-        return list(self._refused.values())
-
-    @property
-    def retry_after_s(self) -> float:
-        return max([answer.retry_after_ms for answer in self.refused], default=0) / 1000
-
-    def summary(self, back: int, count: int) -> str:
-        """Return how many records have to be retried, and why."""
-        return f"{back} of {count} records have to be retried: {self.reasons(back)}"
-
-    def reasons(self, back: int) -> str:
-        """Return why *back* records have to be retried, the most frequent reasons first."""
-        reasons = Counter(
-            f"{answer.verdict}: {answer.reason}" if answer.reason else f"{answer.verdict}"
-            for answer in self.refused
-        )
-        if back > len(self.refused):
-            reasons["no time left, or queued after one of these"] = back - len(self.refused)
-        why = [f"{times} x {reason}" for reason, times in reasons.most_common(_MOST_REASONS)]
-        more = ["and others"] if len(reasons) > _MOST_REASONS else []
-        return "; ".join(why + more)
-
-
-def _lanes(invocation: Invocation, items: Sequence[_Item]) -> Sequence[Sequence[_Item]]:
-    """Return the lanes: events that stay in order are in one; without an order, each has its own."""
-    if not invocation.trigger.is_ordered:
-        return [[item] for item in items]
-    lanes: dict[str, list[_Item]] = {}
-    for item in items:
-        lanes.setdefault(invocation.records[item[0]].lane, []).append(item)
-    return list(lanes.values())
+def _reasons(refused: Iterable[RouterAnswer]) -> str:
+    """Return why records have to be retried, the most frequent reasons first."""
+    reasons = Counter(
+        ": ".join([part for part in (answer.verdict, answer.reason) if part]) for answer in refused
+    )
+    why = [f"{times} x {reason}" for reason, times in reasons.most_common(_MOST_REASONS)]
+    more = ["and others"] if len(reasons) > _MOST_REASONS else []
+    return "; ".join(why + more)
 
 
 def _holds_on_outage(gateway: Gateway) -> bool:
@@ -428,25 +318,3 @@ async def _notice_closed_connections() -> None:
     """
     for _ in range(_TURNS):
         await asyncio.sleep(0)
-
-
-async def _wait_for(work: asyncio.Task[None], ends: float) -> None:
-    """Wait for *work* until *ends*; it is not cancelled then."""
-    work.add_done_callback(_retrieve)
-    try:
-        await asyncio.wait({work}, timeout=ends - asyncio.get_running_loop().time())
-    except asyncio.CancelledError:
-        work.cancel()
-        raise
-
-
-async def _cancel(work: asyncio.Task[None]) -> None:
-    """Cancel *work* and wait a moment; not everything can be cancelled."""
-    work.cancel()
-    await asyncio.wait({work}, timeout=_LAST_S / 2)
-
-
-def _retrieve(work: asyncio.Task[None]) -> None:
-    """Retrieve the error of work that is not awaited, or asyncio would log it."""
-    if not work.cancelled():
-        work.exception()

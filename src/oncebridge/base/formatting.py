@@ -5,6 +5,7 @@ Text from an event is made printable, because control characters could mislead a
 reader, and is cut if it is too long.
 """
 
+import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -92,3 +93,9 @@ def iso_time(at_ms: int) -> str:
     """Return a time in ISO 8601, in UTC, to the millisecond."""
     at = datetime.fromtimestamp(at_ms / 1000, UTC)
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def raised_at(error: BaseException) -> str:
+    """Return the file and line where *error* was raised; its text may quote an event."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"

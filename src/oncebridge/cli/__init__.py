@@ -12,26 +12,34 @@ Exit codes:
 
 import os
 import sys
+from importlib import import_module
+from typing import Any
 
 
 def main() -> None:
-    """Run the command line, or print which package is missing."""
-    try:
-        from oncebridge.cli.app import app  # noqa: PLC0415 - needs the service extra
-    except ModuleNotFoundError as error:
-        if error.name and error.name.partition(".")[0] == "oncebridge":
-            raise
-        print(  # noqa: T201 - click itself is missing
-            f"oncebridge: the command line needs {error.name}: pip install 'oncebridge[service]'",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+    """Run the command line."""
+    app = load("app", "app")
     _hold_standard_files()
     if any(name.lower().endswith("_proxy") for name in os.environ):
         from oncebridge.http.proxy import keep_metadata_direct  # noqa: PLC0415 - slow to import
 
         keep_metadata_direct()
     app()
+
+
+def load(module: str, name: str) -> Any:
+    """Return *name* of a module of this folder, or print which package is missing and exit."""
+    try:
+        return getattr(import_module(f"{__name__}.{module}"), name)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package == "oncebridge":
+            raise
+        print(  # noqa: T201 - click itself may be missing
+            f"oncebridge: the command line needs {package}: pip install 'oncebridge[service]'",
+            file=sys.stderr,
+        )
+        sys.exit(2)
 
 
 def _hold_standard_files() -> None:

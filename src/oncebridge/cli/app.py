@@ -1,27 +1,69 @@
-"""The command group `oncebridge`, with all its commands."""
+"""
+The command group `oncebridge`, and its table of commands.
+
+The module of a command is imported when it is called: `--version`, `--help` and shell completion
+do not wait for the engine and the drivers.
+"""
+
+from typing import Any
 
 import click
 
 from oncebridge import __version__
-from oncebridge.cli.audit import audit
-from oncebridge.cli.check import check
-from oncebridge.cli.completion import completion
-from oncebridge.cli.copy import copy
-from oncebridge.cli.dashboard import dashboard
-from oncebridge.cli.dead import dead
-from oncebridge.cli.demo import demo
-from oncebridge.cli.explain import explain
-from oncebridge.cli.forget import forget
-from oncebridge.cli.init import init
-from oncebridge.cli.migrate import migrate
-from oncebridge.cli.pause import pause, resume
-from oncebridge.cli.release import release
-from oncebridge.cli.resend import resend
-from oncebridge.cli.run import run
-from oncebridge.cli.schema import schema
-from oncebridge.cli.simulate import simulate
-from oncebridge.cli.template import template
-from oncebridge.cli.test import test
+from oncebridge.cli import load
+
+
+class LazyCommand(click.Command):
+    """A command of the table: *name* in a module of this folder, *module* or of the same name."""
+
+    def __init__(self, name: str, about: str, *, module: str | None = None) -> None:
+        super().__init__(name, help=about)
+        self._place = (module or name, name)
+
+    def load(self) -> click.Command:
+        """Return the command itself."""
+        command: click.Command = load(*self._place)
+        return command
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Return the context of the command itself, which click calls, or completes, from then on."""
+        return self.load().make_context(info_name, args, parent, **extra)
+
+
+_COMMANDS = [
+    LazyCommand("run", "Run the service: receive events and deliver each one once."),
+    LazyCommand("init", "Write a starter configuration, with comments."),
+    LazyCommand(
+        "migrate", "Create the tables, indexes and expiry rules that the store and the sinks need."
+    ),
+    LazyCommand("check", "Check the configuration and its environment for problems."),
+    LazyCommand("audit", "Find the duplicates in recorded events, and their causes."),
+    LazyCommand("explain", "Show what happened to an event and why, with all operator actions."),
+    LazyCommand("forget", "Remove events from the store, so that the next copy is delivered."),
+    LazyCommand("release", "Release events that are held by a worker that is gone."),
+    LazyCommand("resend", "Send events again, although they were delivered."),
+    LazyCommand("dead", "List, show, replay or drop dead letters."),
+    LazyCommand("dashboard", "Run the dashboard for workers that run elsewhere."),
+    LazyCommand("pause", "Pause delivery on all workers, on all routes or on some."),
+    LazyCommand("resume", "Resume paused routes, all or some.", module="pause"),
+    LazyCommand("copy", "Copy the records of one store to another."),
+    LazyCommand("test", "Test the rules of a configuration with sample events."),
+    LazyCommand("template", "Print infrastructure as code: stacks, policies and tables."),
+    LazyCommand("schema", "Print the reference of all settings, as JSON Schema or Markdown."),
+    LazyCommand("completion", "Print the completion script for your shell."),
+    LazyCommand("demo", "Show what oncebridge does, with a simulated stream and a real service."),
+    LazyCommand(
+        "simulate",
+        "Write a simulated Genesys Cloud stream, one event per line, to standard output.",
+    ),
+]
+"""What `--help` of the program shows: the first sentence of the help of each command."""
 
 _EPILOG = """\b
 Exit codes:
@@ -38,31 +80,10 @@ Examples:
 
 
 @click.group(
+    commands=_COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=_EPILOG,
 )
 @click.version_option(__version__, "-V", "--version", prog_name="oncebridge")
 def app() -> None:
     """Every EventBridge event, delivered once."""
-
-
-app.add_command(run)
-app.add_command(init)
-app.add_command(migrate)
-app.add_command(check)
-app.add_command(audit)
-app.add_command(explain)
-app.add_command(forget)
-app.add_command(release)
-app.add_command(resend)
-app.add_command(dead)
-app.add_command(dashboard)
-app.add_command(pause)
-app.add_command(resume)
-app.add_command(copy)
-app.add_command(test)
-app.add_command(template)
-app.add_command(schema)
-app.add_command(completion)
-app.add_command(demo)
-app.add_command(simulate)

@@ -52,7 +52,7 @@ from oncebridge.operate.replay import (
 from oncebridge.operate.replay import drop as drop_letters
 from oncebridge.service.addresses import is_missing, is_out_of_reach, refuse_memory
 from oncebridge.service.config import Setup
-from oncebridge.service.service import make_router
+from oncebridge.service.routes import make_router
 from oncebridge.stores.api import Store
 
 _BATCH = 100

@@ -44,7 +44,7 @@ from oncebridge.operate.replay import Replayed, Replayer, write_replay
 from oncebridge.operate.resend import Resender, ResendPlan, Resent, plan_resends
 from oncebridge.service.addresses import refuse_memory
 from oncebridge.service.config import Setup
-from oncebridge.service.service import make_router
+from oncebridge.service.routes import make_router
 from oncebridge.stores.api import Store
 
 _LOOKED_AT = 200

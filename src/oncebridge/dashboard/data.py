@@ -8,7 +8,7 @@ from oncebridge.observe import fleet
 from oncebridge.observe.history_reader import HistoryReader
 from oncebridge.service.config import Setup
 from oncebridge.service.monitor import Monitor
-from oncebridge.service.service import make_router
+from oncebridge.service.routes import make_router
 from oncebridge.stores.api import Store
 
 _FRESH_S: Final = 1.0

@@ -2,8 +2,8 @@
 What happens next with an event: the one place that decides.
 
 Given the rule, what the store answered and what the entity's record says, each function returns
-a `Step`. Nothing here waits, writes or reads a clock. The gateway takes the step; `explain` and
-`audit` report where the steps lead.
+a `Step`. Nothing here waits, writes or reads a clock. The gateway takes the step; `explain`,
+`resend` and `audit` report where the steps lead.
 
 An event without anything special needs no call: a key that was claimed as asked, under a rule
 without an entity, is sent (`after_claim` returns the same).
@@ -15,6 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from oncebridge.engine.memos import EntityState
+from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.rules import Plan
 from oncebridge.stores.api import Busy, Claim, ClaimAnswer, Duplicate, Fate, Mismatch, NoAnswer
@@ -45,7 +46,7 @@ class Step(Struct, frozen=True, gc=False):
     verdict: Verdict
     """Its verdict, if the step succeeds."""
     reason: str = ""
-    """For the dead letters: why."""
+    """For the dead letters: why. With `version`, the entity keeps its state, also if it is sent."""
     plan: Plan | None = None
     """CLAIM: what to claim."""
     is_unprotected: bool = False
@@ -62,6 +63,16 @@ class Policy(Struct, frozen=True):
     sends_without_store: bool = False
     """Send events unprotected while the store does not answer."""
 
+    @classmethod
+    def of(cls, settings: Settings, *, has_dead_letters: bool = True) -> "Policy":
+        """Return the policy of a route with *settings*."""
+        is_shadow = settings.mode == "shadow"
+        return cls(
+            is_shadow,
+            settings.max_attempts if has_dead_letters else None,
+            is_shadow or settings.on_store_outage == "deliver",
+        )
+
 
 DROPPED: Final = {
     Verdict.STALE: Fate.STALE,
@@ -70,21 +81,33 @@ DROPPED: Final = {
 }
 """How an event is marked that is dropped with a verdict."""
 
-_UNKEYED: Final = {"dead": Verdict.DEAD, "discard": Verdict.DISCARDED}
-_SEND: Final = Step(Action.SEND, Verdict.DELIVERED)
+UNKEYED: Final = {
+    "bypass": Verdict.BYPASSED,
+    "discard": Verdict.DISCARDED,
+    "dead": Verdict.DEAD,
+}
+"""The verdict of an event without a key, by the action of its plan."""
+
+# Made once: looking up a member of an enum is slow, and an audit judges millions of events.
+_CLAIM: Final = Action.CLAIM
+_DELIVERED: Final = Verdict.DELIVERED
+_SEND: Final = Step(Action.SEND, _DELIVERED)
 _SEND_CONFLICT: Final = Step(Action.SEND, Verdict.CONFLICT)
-_SEND_UNPROTECTED: Final = Step(Action.SEND, Verdict.DELIVERED, is_unprotected=True)
+_SEND_UNPROTECTED: Final = Step(Action.SEND, _DELIVERED, is_unprotected=True)
 _BURY_UNKEYED: Final = Step(Action.BURY, Verdict.DEAD, "unkeyable")
-_CLAIM_ENTITY: Final = Step(Action.CLAIM_ENTITY, Verdict.DELIVERED)
+_DUPLICATE: Final = Step(Action.SETTLE, Verdict.DUPLICATE)
+_CLAIM_ENTITY: Final = Step(Action.CLAIM_ENTITY, _DELIVERED)
 
 
 def first_step(plan: Plan, policy: Policy) -> Step:
     """Return the first step of an event."""
+    if plan.parts:
+        return Step(_CLAIM, _DELIVERED, "", plan)
     if plan.action == "discard" and (plan.refused or not policy.is_shadow):
         return Step(Action.SETTLE, Verdict.DISCARDED)
-    if plan.parts:
-        return Step(Action.CLAIM, Verdict.DELIVERED, plan=plan)
-    return Step(Action.SEND, _UNKEYED.get(plan.action, Verdict.BYPASSED))
+    if plan.action == "dead" and not policy.is_shadow:
+        return _BURY_UNKEYED
+    return Step(Action.SEND, UNKEYED[plan.action])
 
 
 def after_claim(
@@ -94,32 +117,31 @@ def after_claim(
     Return the step after the store's *answer* to the claim of *plan*.
 
     *is_conflict*: another event has its key, with other content, so it is claimed under a key of
-    its own.
+    its own. An entity that another worker holds leads to the same step as a key.
     """
     # What goes to the dead letters unsent is not forwarded in shadow mode, either.
     forwards = policy.is_shadow and plan.action != "dead"
     match answer:
+        case Claim():
+            return _after_grant(plan, answer, policy, is_conflict=is_conflict)
         case Duplicate():
-            return Step(Action.SEND if forwards else Action.SETTLE, Verdict.DUPLICATE)
+            return Step(Action.SEND, Verdict.DUPLICATE) if forwards else _DUPLICATE
+        case Mismatch():
+            return Step(_CLAIM, Verdict.CONFLICT, "", plan.in_conflict(answer.key))
         case Busy():
             return Step(Action.SEND if forwards else Action.RETURN, Verdict.BUSY)
-        case Mismatch():
-            in_conflict = plan.in_conflict(answer.key)
-            return Step(Action.CLAIM, Verdict.CONFLICT, plan=in_conflict)
         case NoAnswer():
             if not policy.sends_without_store:
                 return Step(Action.RETURN, Verdict.FAILED)
             return _BURY_UNKEYED if plan.action == "dead" else _SEND_UNPROTECTED
-        case Claim():
-            return _after_grant(plan, answer, policy, is_conflict=is_conflict)
 
 
 def _after_grant(plan: Plan, claim: Claim, policy: Policy, *, is_conflict: bool) -> Step:
     if plan.action == "dead":
         return _BURY_UNKEYED
     if not policy.is_shadow:
-        attempt = max([held.attempts for held in claim.held])
-        if policy.max_attempts is not None and attempt > policy.max_attempts:
+        most = policy.max_attempts
+        if most is not None and max([held.attempts for held in claim.held]) > most:
             verdict = Verdict.CONFLICT if is_conflict else Verdict.DEAD
             return Step(Action.BURY, verdict, "attempts")
         if is_conflict and plan.rule.on_conflict == "dead":
@@ -142,11 +164,7 @@ def after_entity(
     verdict = state.judge(plan, now_ms)
     if verdict is None:
         return _SEND_CONFLICT if is_conflict else _SEND
-    if policy.is_shadow:
-        return Step(Action.SEND, verdict)
     if verdict is not Verdict.CONFLICT:
-        return Step(Action.DROP, verdict)
-    # Versions that cannot be compared: the entity keeps its state, whatever happens to the event.
-    if plan.rule.on_conflict == "deliver":
-        return _SEND_CONFLICT
-    return Step(Action.BURY, Verdict.CONFLICT, "version")
+        return Step(Action.SEND if policy.is_shadow else Action.DROP, verdict)
+    is_sent = policy.is_shadow or plan.rule.on_conflict == "deliver"
+    return Step(Action.SEND if is_sent else Action.BURY, verdict, "version")

@@ -14,14 +14,14 @@ from typing import Any, Self
 from oncebridge.base.clock import Clock, Dice, SystemDice, system_clock
 from oncebridge.dead_letters.api import DeadLetters
 from oncebridge.engine.batch import Arrival, Batch, Settled, now_s
-from oncebridge.engine.hooks import Hook, Tracer, TripHook, start_trace
+from oncebridge.engine.hooks import Hook, Tracer, TripHook, start_traces
+from oncebridge.engine.opening import Opening, share_of
 from oncebridge.engine.ordering import EntityQueues
 from oncebridge.engine.settings import DEFAULT_ROUTE, Settings
 from oncebridge.engine.steps import Steps
 from oncebridge.engine.verdict import Outcome
 from oncebridge.errors import (
     ConfigError,
-    StoreUnavailable,
 )
 from oncebridge.events.event import Event
 from oncebridge.events.rules import Rule
@@ -77,7 +77,7 @@ class Gateway(Steps):
         )
         self._tracer = tracer
         self._entity_queues = EntityQueues() if settings.order == "entity" else None
-        self._opened = False
+        self._opening = Opening(self._open_all, self.store_breaker, self.books)
         self._idle: asyncio.Event | None = None
         """Set when no event is in progress; for `drain`."""
 
@@ -179,14 +179,13 @@ class Gateway(Steps):
         try:
             batch.read(self.rules, self._settings)
             if self._tracer is not None:
-                tracer, route = self._tracer, self.route
-                batch.traces = [start_trace(tracer, route, event) for event in batch.events]
+                batch.traces = start_traces(self._tracer, self.route, batch.events)
             if self._entity_queues is not None:
                 batch.turns = self._entity_queues.enqueue(
                     [entry.entity for entry in batch.entries.values() if entry.entity]
                 )
             if not self._sender.is_draining and (
-                self._opened or await self._open_on_first_use(batch)
+                self._opening.is_done or await self._open_on_first_use(batch)
             ):
                 await self._run(batch)
         finally:
@@ -199,14 +198,19 @@ class Gateway(Steps):
                 self._idle.set()
         return outcomes
 
-    async def open(self) -> None:
-        """Open and check the store, the sink and the dead letters."""
-        if not self._opened:
-            await self._sink.open()
-            if self._dead is not None:
-                await self._dead.open()
-            await self._store.open()
-            self._opened = True
+    async def open(self, within_s: float | None = None) -> None:
+        """Open and check the store, the sink and the dead letters, or raise."""
+        await self._opening.finish(within_s)
+
+    async def try_open(self, within_s: float | None = None) -> str:
+        """Open, if that is due; return why the store is unavailable, or nothing if it is open."""
+        return await self._opening.attempt(within_s)
+
+    async def _open_all(self) -> None:
+        await self._sink.open()
+        if self._dead is not None:
+            await self._dead.open()
+        await self._store.open()
 
     async def _open_on_first_use(self, batch: Batch) -> bool:
         """
@@ -214,25 +218,15 @@ class Gateway(Steps):
 
         A store that is unavailable at the start is an outage like any other.
         """
-        reason = "it is down"
-        if self.store_breaker.admits(now_s()):
-            try:
-                await self.open()
-            except StoreUnavailable as error:
-                reason = str(error)
-                self.books.store_errors += 1
-                self.store_breaker.failed(now_s(), at_once=True)
-            except BaseException:
-                self.store_breaker.abandoned()
-                raise
-            else:
-                self.store_breaker.succeeded()
-                return True
-        if not self._fails_open:
+        left_s = None if batch.ends is None else batch.ends - batch.now()
+        if left_s is not None and self._fails_open:
+            left_s = share_of(left_s)
+        reason = await self.try_open(left_s)
+        if reason and not self._fails_open:
+            why = f"the store did not answer: {reason}"
             for row in range(len(batch.events)):
-                why = f"the store did not answer: {reason}"
                 self._hand_back_until_store_recovers(batch, row, why)
-        return self._fails_open
+        return self._fails_open or not reason
 
     def pause(self) -> None:
         """Return every arrival to the source until `resume`; events in progress are finished."""
@@ -258,6 +252,10 @@ class Gateway(Steps):
         """Return what was down when it was last tried."""
         found = {"the sink": self.sink_breaker, "the store": self.store_breaker}
         return [what for what, breaker in found.items() if breaker.is_open]
+
+    def is_down(self) -> bool:
+        """Return True if events cannot be delivered, also when it is time to try that again."""
+        return self.sink_breaker.is_open or (not self._fails_open and self.store_breaker.is_open)
 
     def not_ready(self) -> list[str]:
         """

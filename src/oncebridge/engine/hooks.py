@@ -1,18 +1,18 @@
 """
 Hooks and tracers: functions of yours that are called when something happens.
 
-A hook takes one frozen record: a `Decision` for each arrival, a `RoundTrip` for each call of a
-store or a sink. It runs on the gateway's event loop, so it should be quick; if it raises, the
-error is logged and the event is processed as usual.
+A hook takes `Decisions`, the arrivals whose outcomes became known together; a trip hook takes a
+`RoundTrip`, one call of a store or a sink. It runs on the gateway's event loop, so it should be
+quick; if it raises, the error is logged and the events are processed as usual.
 
-A tracer is called when an event arrives, when it is sent and when its outcome is known.
+A tracer is called when events arrive, when one is sent and when its outcome is known.
 """
 
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, Protocol, TypeVar, overload
 
 from msgspec import Struct
 
@@ -37,6 +37,63 @@ class Decision(Struct, frozen=True, gc=False):
     """How often it was tried, this time included, as far as the store knows."""
 
 
+class Decisions(Sequence[Decision]):
+    """
+    Arrivals whose outcomes became known together: a sequence of `Decision`, held as columns.
+
+    The same position in *events*, *outcomes* and *attempts* is one arrival. All of them arrived
+    together and have the same verdict.
+    """
+
+    __slots__ = ("arrived_ms", "attempts", "events", "outcomes", "route", "took_s", "verdict")
+
+    def __init__(  # noqa: PLR0917 - the fields of `Decision`
+        self,
+        route: str,
+        events: Sequence[Event | Unreadable],
+        outcomes: Sequence[Outcome],
+        arrived_ms: int,
+        took_s: float,
+        attempts: Sequence[int],
+    ) -> None:
+        self.route = route
+        self.events = events
+        self.outcomes = outcomes
+        self.arrived_ms = arrived_ms
+        self.took_s = took_s
+        self.attempts = attempts
+        self.verdict = outcomes[0].verdict
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __iter__(self) -> Iterator[Decision]:
+        route, arrived_ms, took_s = self.route, self.arrived_ms, self.took_s
+        columns = zip(self.events, self.outcomes, self.attempts, strict=True)
+        return iter(
+            [
+                Decision(route, event, outcome, arrived_ms, took_s, attempt)
+                for event, outcome, attempt in columns
+            ]
+        )
+
+    @overload
+    def __getitem__(self, at: int) -> Decision: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Decision]: ...
+    def __getitem__(self, at: int | slice) -> Decision | list[Decision]:
+        if isinstance(at, slice):
+            return [self[each] for each in range(*at.indices(len(self)))]
+        return Decision(
+            self.route,
+            self.events[at],
+            self.outcomes[at],
+            self.arrived_ms,
+            self.took_s,
+            self.attempts[at],
+        )
+
+
 class RoundTrip(Struct, frozen=True, gc=False):
     """One call of a store or a sink, for one event or many."""
 
@@ -51,8 +108,8 @@ class RoundTrip(Struct, frozen=True, gc=False):
     """The store answered; the sink took all of them."""
 
 
-Hook = Callable[[Decision], None]
-"""Called for each arrival when its verdict is known."""
+Hook = Callable[[Decisions], None]
+"""Called with the arrivals of a batch that have the same verdict, when it is known."""
 TripHook = Callable[[RoundTrip], None]
 """Called after each call of a store or a sink."""
 
@@ -72,28 +129,31 @@ class Trace(Protocol):
 class Tracer(Protocol):
     """Follows events from their arrival to their outcome."""
 
-    def arrived(self, route: str, event: Event | Unreadable) -> Trace | None:
-        """Start the trace of *event*; return None if it is not to be traced."""
+    def arrived(self, route: str, events: Sequence[Event | Unreadable]) -> Sequence[Trace | None]:
+        """Start a trace for each of *events*; return None for those that are not to be traced."""
         ...
 
 
-def call_hooks(hooks: Sequence[Callable[[_T], None]], *records: _T) -> None:
-    """Call every hook with every record."""
+def call_hooks(hooks: Sequence[Callable[[_T], None]], record: _T) -> None:
+    """Call every hook with *record*."""
     for hook in hooks:
-        for record in records:
-            try:
-                hook(record)
-            except Exception as error:  # noqa: BLE001 - a hook must never cost an event
-                _log_failure(error)
+        try:
+            hook(record)
+        except Exception as error:  # noqa: BLE001 - a hook must never cost an event
+            _log_failure(error)
 
 
-def start_trace(tracer: Tracer, route: str, event: Event | Unreadable) -> Trace | None:
-    """Start the trace of *event*."""
+def start_traces(
+    tracer: Tracer, route: str, events: Sequence[Event | Unreadable]
+) -> Sequence[Trace | None]:
+    """Start the traces of *events*; return none at all if the tracer fails."""
     try:
-        return tracer.arrived(route, event)
+        traces = tracer.arrived(route, tuple(events))
+        # Fails here, not later, if there is not one for each event.
+        return [trace for _, trace in zip(events, traces, strict=True)]
     except Exception as error:  # noqa: BLE001 - nor must a tracer
         _log_failure(error)
-        return None
+        return ()
 
 
 def sending(trace: Trace) -> str:

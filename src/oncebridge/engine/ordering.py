@@ -1,27 +1,22 @@
 """
 What has to happen in order, and what may happen at the same time.
 
-Three mechanisms, because order is lost in three places:
+Two mechanisms, because order is lost in two places:
 
 - `waves`: events of one batch that share a key or an entity are processed one after another.
 - `EntityQueues`: batches run at the same time; with `order = "entity"` the events of one entity
   go through in the order in which their batches arrived.
-- `LaneRunner`: a Lambda invocation may hold several groups of a FIFO queue or partition keys of a
-  shard; within each, the next record starts only when the one before it is done.
 
-(`oncebridge.sources.relay` keeps lanes of its own: it takes records without end, and retries.)
+The order that a source has, of its FIFO groups and partition keys, is kept in
+`oncebridge.sources.pump`: there a record keeps its place while it waits for a retry.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from oncebridge.engine.batch import Batch, BatchEntry
 from oncebridge.events.key import Part
-
-_T = TypeVar("_T")
-
 
 # --- within a batch ------------------------------------------------------------------------
 
@@ -204,65 +199,3 @@ class EntityQueues:
             if self._last.get(turn.entity) is turn:
                 del self._last[turn.entity]
             turn = turn.behind
-
-
-# --- within an invocation ------------------------------------------------------------------
-
-ReportDone = Callable[[int, bool], None]
-"""Called with the index of each item of a batch, and whether it is done."""
-StartItems = Callable[[list[_T], ReportDone], Coroutine[Any, Any, None]]
-
-
-class LaneRunner(Generic[_T]):
-    """
-    Run *lanes* through *bring*, which is called with the items that may start now.
-
-    In a lane, the next item starts only when the one before it is done; if one is not done, the
-    rest of its lane is not started. Lanes do not wait for each other. Items that may start at the
-    same moment start together, so that a batch stays a batch.
-    """
-
-    def __init__(self, lanes: Sequence[Sequence[_T]], bring: StartItems[_T]) -> None:
-        self._bring = bring
-        self._rests = [iter(lane) for lane in lanes]
-        self._ready: list[tuple[int, _T]] = []
-        self._running: set[asyncio.Task[None]] = set()
-        self._woken = asyncio.Event()
-        for lane in range(len(lanes)):
-            self._advance(lane)
-
-    async def run(self) -> None:
-        """Run until every lane is at its end, or stuck; an error ends all of them."""
-        try:
-            while self._ready or self._running:
-                if self._ready:
-                    self._start()
-                self._woken.clear()
-                await self._woken.wait()
-                for task in [task for task in self._running if task.done()]:
-                    self._running.remove(task)
-                    task.result()
-        finally:
-            for task in self._running:
-                task.cancel()
-            # Wait for them: each still reports what was done.
-            await asyncio.gather(*self._running, return_exceptions=True)
-
-    def _start(self) -> None:
-        items, self._ready = self._ready, []
-
-        def tell(at: int, is_done: bool) -> None:  # noqa: FBT001 - as `ReportDone` has it
-            if is_done:
-                self._advance(items[at][0])
-
-        task = asyncio.get_running_loop().create_task(
-            self._bring([item for _, item in items], tell)
-        )
-        task.add_done_callback(lambda _: self._woken.set())
-        self._running.add(task)
-
-    def _advance(self, lane: int) -> None:
-        for item in self._rests[lane]:
-            self._ready.append((lane, item))
-            self._woken.set()
-            break

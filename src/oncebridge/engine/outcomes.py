@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from oncebridge.engine.batch import Batch
 from oncebridge.engine.counters import Books
-from oncebridge.engine.hooks import Decision, Hook, call_hooks, ended
+from oncebridge.engine.hooks import Decisions, Hook, call_hooks, ended
 from oncebridge.engine.leases import Leases
 from oncebridge.engine.verdict import HANDED_BACK, First, Outcome, Verdict
 
@@ -66,7 +66,7 @@ class Outcomes:
             self._end_leases(batch, rows)
             self._books.settle(verdict, len(rows))
             if batch.turns or batch.settled is not None or batch.traces or self._hooks:
-                self._report(batch, rows)
+                self._report(batch, rows, [*filter(None, map(outcomes.__getitem__, rows))])
 
     def _end_leases(self, batch: Batch, rows: Sequence[int]) -> None:
         leases, entries = batch.leases, batch.entries
@@ -81,9 +81,8 @@ class Outcomes:
             elif lease is not None:
                 self._leases.discard_keys(lease, (batch.keys[row],))
 
-    def _report(self, batch: Batch, rows: Sequence[int]) -> None:
+    def _report(self, batch: Batch, rows: Sequence[int], outcomes: Sequence[Outcome]) -> None:
         """Report outcomes to the entity queues, the caller, the tracer and the hooks."""
-        outcomes = [outcome for row in rows if (outcome := batch.outcomes[row]) is not None]
         if batch.turns:
             for row, outcome in zip(rows, outcomes, strict=True):
                 entry = batch.entries.get(row)
@@ -97,16 +96,14 @@ class Outcomes:
                 if (trace := batch.traces[row]) is not None:
                     ended(trace, outcome)
         if self._hooks:
-            took_s, entries = batch.now() - batch.began, batch.entries
-            decisions = [
-                Decision(
-                    self._route,
-                    batch.events[row],
-                    outcome,
-                    batch.arrived_ms,
-                    took_s,
-                    entries[row].attempt if row in entries else 1,
-                )
-                for row, outcome in zip(rows, outcomes, strict=True)
-            ]
-            call_hooks(self._hooks, *decisions)
+            call_hooks(self._hooks, self._decisions(batch, rows, outcomes))
+
+    def _decisions(
+        self, batch: Batch, rows: Sequence[int], outcomes: Sequence[Outcome]
+    ) -> Decisions:
+        events, entries = [*map(batch.events.__getitem__, rows)], batch.entries
+        attempts = [1] * len(rows)
+        if entries:
+            attempts = [entries[row].attempt if row in entries else 1 for row in rows]
+        took_s = batch.now() - batch.began
+        return Decisions(self._route, events, outcomes, batch.arrived_ms, took_s, attempts)

@@ -9,32 +9,38 @@ event that no route matches goes to the dead letters, unless a rule of the file 
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Final, Generic, TypedDict, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.base.clock import Clock, system_clock
+from oncebridge.base.formatting import raised_at
 from oncebridge.dead_letters.api import DeadLetter, DeadLetters
 from oncebridge.engine.batch import Arrival
 from oncebridge.engine.counters import Books
-from oncebridge.engine.cpu_turns import TURN_S, CpuTurns
+from oncebridge.engine.cpu_turns import CpuTurns
 from oncebridge.engine.gateway import Gateway
-from oncebridge.engine.hooks import Decision, Hook, call_hooks
+from oncebridge.engine.hooks import Decisions, Hook, call_hooks
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import Outcome, Verdict
 from oncebridge.errors import DeadLetterError, OncebridgeError
 from oncebridge.events.envelopes import unwrap
-from oncebridge.events.event import Event, Unreadable, read
-from oncebridge.events.pattern import Pattern
+from oncebridge.events.event import Event, Unreadable, read, set_context
 from oncebridge.events.rules import RuleSet
+from oncebridge.events.trace_context import BytesWithContext
+
+if TYPE_CHECKING:
+    from oncebridge.events.pattern import Pattern
 
 _log = logging.getLogger("oncebridge")
+_T = TypeVar("_T")
 UNROUTED = "unrouted"
 """The route's name in reports where no route matched an event."""
-_UNEXPECTED_ERROR = "an unexpected error"
 
 
 class RouterAnswer(Struct, frozen=True, gc=False):
@@ -42,7 +48,7 @@ class RouterAnswer(Struct, frozen=True, gc=False):
 
     acknowledge: bool
     verdict: Verdict | None
-    """None if the arrival is only stored for later (a spool)."""
+    """None if the arrival was not processed: it is stored for later (a spool), or was not started."""
     retry_after_ms: int = 0
     reason: str = ""
     outcomes: tuple[tuple[str, Outcome], ...] = ()
@@ -55,11 +61,34 @@ OnAnswer = Callable[[int, RouterAnswer], None]
 """Called with the index and the answer of each arrival of a batch."""
 
 
+UNEXPECTED_ERROR: Final = RouterAnswer(
+    acknowledge=False, verdict=Verdict.FAILED, reason="an unexpected error"
+)
+
+
+class Collector(Generic[_T]):
+    """Waits for *count* answers, and passes them on together, in order, when all are known."""
+
+    __slots__ = ("_left", "_whole", "answers")
+
+    def __init__(self, count: int, whole: Callable[[list[_T]], None]) -> None:
+        self.answers: list[_T] = [None] * count  # type: ignore[list-item] # until it is known
+        self._left = count
+        self._whole = whole
+
+    def take(self, at: int, answer: _T) -> None:
+        """Take the answer number *at*."""
+        self.answers[at] = answer
+        self._left -= 1
+        if not self._left:
+            self._whole(self.answers)
+
+
 class RouteEntry(Struct, frozen=True):
     """One route: the gateway, and the pattern of its events."""
 
     gateway: Gateway
-    match: Pattern | None = None
+    match: "Pattern | None" = None
 
 
 class Router:
@@ -106,6 +135,14 @@ class Router:
         """Return for how many seconds no route accepts events; 0 if one does."""
         return min(gateway.unavailable_s() for gateway in self.gateways)
 
+    def has_enough(self, in_hand: int) -> bool:
+        """
+        Return True if the route is down, and *in_hand* records are enough to try it again.
+
+        Of several routes, these records might be for another one than the one that is down.
+        """
+        return in_hand > 0 and self._only_route is not None and self._only_route.gateway.is_down()
+
     def rate_limited_s(self) -> float:
         """Return for how many seconds all routes are busy with events that wait for a rate limit."""
         return min(gateway.rate_limited_s() for gateway in self.gateways)
@@ -118,19 +155,12 @@ class Router:
 
     def unwrap(self, raw: bytes) -> tuple[Event | Unreadable, ...]:
         """Return the events in a message of a queue or stream: one, rarely several."""
-        return unwrap(raw, self.read)
-
-    async def read_all(self, arrivals: Sequence[Arrival]) -> list[Arrival]:
-        """Parse arrivals that are bytes, in turns; see `oncebridge.engine.cpu_turns`."""
-        found: list[Arrival] = []
-        while len(found) < len(arrivals):
-            async with self.cpu_turns:
-                while len(found) < len(arrivals) and self.cpu_turns.used_s < TURN_S:
-                    found.append(self._read_if_bytes(arrivals[len(found)]))
-        return found
-
-    def _read_if_bytes(self, arrival: Arrival) -> Event | Unreadable:
-        return self.read(arrival) if isinstance(arrival, bytes) else arrival
+        if type(raw) is not BytesWithContext:
+            return unwrap(raw, self.read)
+        events = unwrap(raw.raw, self.read)
+        for event in events:
+            set_context(event, raw.context)
+        return events
 
     async def process(
         self,
@@ -138,92 +168,121 @@ class Router:
         *,
         within: timedelta | None = None,
         patience: timedelta = timedelta(0),
-        answered: OnAnswer | None = None,
-        in_place: bool = False,
     ) -> list[RouterAnswer]:
-        """
-        Process a batch of arrivals on their routes, and return an answer for each, in order.
+        """Process a batch of arrivals, and return an answer for each, in order."""
+        answers = [UNEXPECTED_ERROR] * len(arrivals)
+        await self.process_each(arrivals, answers.__setitem__, within=within, patience=patience)
+        return answers
 
-        *answered* is called with each answer as soon as it is known. *in_place* says that the
-        source retries in place. Nothing is raised: an unexpected error is logged, and its
-        arrivals are returned to the source.
+    async def process_each(
+        self,
+        arrivals: Sequence[Arrival],
+        answered: OnAnswer,
+        *,
+        within: timedelta | None = None,
+        patience: timedelta = timedelta(0),
+        in_place: bool = False,
+    ) -> None:
         """
-        collector = _AnswerCollector(len(arrivals), answered)
-        batches = list(self._split_by_route(arrivals, collector))
-        collector.expect(batches)
+        Process a batch of arrivals on their routes, and call *answered* once for each.
+
+        It is called as soon as the answer is known. *in_place* says that the source retries in
+        place. Nothing is raised: an unexpected error is logged, and its arrivals are returned to
+        the source, as are those of a batch that is cancelled.
+        """
+        options = _Options(within=within, patience=patience, in_place=in_place)
+        is_answered = bytearray(len(arrivals))
+
+        def answer(at: int, answer: RouterAnswer) -> None:
+            is_answered[at] = True
+            answered(at, answer)
+
         try:
-            done = await asyncio.gather(
-                *[
-                    entry.gateway.process(
-                        [arrival for _, arrival in batch],
-                        within=within,
-                        patience=patience,
-                        settled=collector.callback_for(
-                            entry.gateway.route, [at for at, _ in batch]
-                        ),
-                        in_place=in_place,
-                    )
-                    for entry, batch in batches
-                ],
-                *([self._settle_unrouted(collector)] if collector.unrouted else []),
-                return_exceptions=True,
-            )
+            if self._only_route is None:
+                await self._process_by_route(arrivals, answer, options)
+                return
+            gateway = self._only_route.gateway
+            name = gateway.route
+
+            def settled(at: int, outcome: Outcome) -> None:
+                answer(at, _combine_outcomes(((name, outcome),)))
+
+            await gateway.process(arrivals, settled=settled, **options)
+        except Exception as error:  # noqa: BLE001 - an unexpected error is an answer
+            _log_unexpected(error)
         finally:
-            collector.close()
-        for error in done:
-            if isinstance(error, BaseException):
-                # Its type only: the text of an exception may quote the event.
-                _log.error("oncebridge.batch_failed", extra={"error": type(error).__name__})
-                if not isinstance(error, Exception):
-                    raise error
-        return collector.answers()
+            for at, is_done in enumerate(is_answered):
+                if not is_done:
+                    answered(at, UNEXPECTED_ERROR)
 
-    def _split_by_route(
-        self, arrivals: Sequence[Arrival], collector: "_AnswerCollector"
-    ) -> "Iterator[tuple[RouteEntry, _Batch]]":
-        """Return the batch of each route; the first one gets what cannot be read."""
-        if self._only_route is not None:
-            yield self._only_route, list(enumerate(arrivals))
-            return
+    async def _process_by_route(
+        self, arrivals: Sequence[Arrival], answer: OnAnswer, options: "_Options"
+    ) -> None:
+        """Process each arrival on all routes that match it; an error on one affects no other."""
         batches: list[_Batch] = [[] for _ in self.routes]
+        unrouted: list[tuple[int, Event]] = []
         for at, arrival in enumerate(arrivals):
-            event = self._read_if_bytes(arrival)
+            event = self.read(arrival) if isinstance(arrival, bytes) else arrival
             if isinstance(event, Unreadable):
-                batches[0].append((at, event))
-                continue
-            is_routed = False
-            for entry, batch in zip(self.routes, batches, strict=True):
-                if entry.match is None or entry.match.matches(event.envelope):
-                    batch.append((at, event))
-                    is_routed = True
-            if not is_routed:
-                collector.unrouted.append((at, event))
-        for entry, batch in zip(self.routes, batches, strict=True):
-            if batch:
-                yield entry, batch
+                matching = batches[:1]  # once is enough
+            else:
+                matching = [
+                    batch
+                    for entry, batch in zip(self.routes, batches, strict=True)
+                    if entry.match is None or entry.match.matches(event.envelope)
+                ]
+                if not matching:
+                    unrouted.append((at, event))
+                    continue
+            collector = Collector(len(matching), partial(_answer_combined, answer, at))
+            for rank, batch in enumerate(matching):
+                batch.append((event, partial(collector.take, rank)))
+        work = [
+            _process_on_route(entry.gateway, batch, options)
+            for entry, batch in zip(self.routes, batches, strict=True)
+            if batch
+        ]
+        if unrouted:
+            work.append(self._settle_unrouted(unrouted, answer))
+        for error in await asyncio.gather(*work, return_exceptions=True):
+            if isinstance(error, Exception):
+                _log_unexpected(error)
+            elif error is not None:
+                raise error
 
-    async def _settle_unrouted(self, collector: "_AnswerCollector") -> None:
+    async def _settle_unrouted(
+        self, unrouted: Sequence[tuple[int, Event]], answer: OnAnswer
+    ) -> None:
         now_s, arrived_ms = asyncio.get_running_loop().time, self._clock()
         began_s = now_s()
-        self.unrouted.arrive(len(collector.unrouted))
+        self.unrouted.arrive(len(unrouted))
 
-        def settle(at: int, event: Event, outcome: Outcome) -> None:
-            self.unrouted.settle(outcome.verdict, 1)
-            wait, reason = outcome.retry_after_ms, outcome.reason
-            collector.answer(at, RouterAnswer(outcome.acknowledge, outcome.verdict, wait, reason))
+        def settle(arrivals: Sequence[tuple[int, Event]], outcomes: Sequence[Outcome]) -> None:
+            if not arrivals:
+                return
+            self.unrouted.settle(outcomes[0].verdict, len(arrivals))
+            for (at, _), outcome in zip(arrivals, outcomes, strict=True):
+                wait, reason = outcome.retry_after_ms, outcome.reason
+                answer(at, RouterAnswer(outcome.acknowledge, outcome.verdict, wait, reason))
             if self._hooks:
+                events, attempts = [event for _, event in arrivals], [1] * len(arrivals)
                 took_s = now_s() - began_s
-                call_hooks(self._hooks, Decision(UNROUTED, event, outcome, arrived_ms, took_s))
+                decided = Decisions(UNROUTED, events, outcomes, arrived_ms, took_s, attempts)
+                call_hooks(self._hooks, decided)
 
         kept: list[tuple[int, Event]] = []
-        for at, event in collector.unrouted:
+        discarded: list[tuple[int, Event]] = []
+        outcomes: list[Outcome] = []
+        for at, event in unrouted:
             plan = self._rules.discard_plan(event) if self._rules is not None else None
             if plan is None and not self._discard:
                 kept.append((at, event))
                 continue
             rule = plan.rule.name if plan is not None else ""
-            settle(at, event, Outcome(Verdict.DISCARDED, acknowledge=True, rule=rule))
-        buried = Outcome(Verdict.FAILED, acknowledge=False, reason=_UNEXPECTED_ERROR)
+            discarded.append((at, event))
+            outcomes.append(Outcome(Verdict.DISCARDED, acknowledge=True, rule=rule))
+        settle(discarded, outcomes)
+        buried = Outcome(Verdict.FAILED, acknowledge=False, reason=UNEXPECTED_ERROR.reason)
         try:
             if kept:
                 await self._send_to_dead_letters([event for _, event in kept])
@@ -232,8 +291,7 @@ class Router:
         except OncebridgeError as error:
             buried = replace(buried, retry_after_ms=5000, reason=f"dead letters: {error}")
         finally:
-            for at, event in kept:
-                settle(at, event, buried)
+            settle(kept, [buried] * len(kept))
 
     async def _send_to_dead_letters(self, events: Sequence[Event]) -> None:
         if self._dead is None:
@@ -277,64 +335,36 @@ class Router:
                 await gateway.aclose()
 
 
-_Batch = list[tuple[int, Arrival]]
+_RouteOutcome = tuple[str, Outcome]
+_Batch = list[tuple[Event | Unreadable, Callable[[_RouteOutcome], None]]]
+"""The events of one route, each with the callback that takes its outcome."""
 
 
-class _AnswerCollector:
-    """Collects the outcomes of one batch from its routes, and combines them to answers."""
+class _Options(TypedDict):
+    """The options of `Gateway.process`."""
 
-    def __init__(self, count: int, answered: OnAnswer | None) -> None:
-        self._answers: list[RouterAnswer | None] = [None] * count
-        self._answered = answered
-        self._has_several_routes = False
-        self._order: dict[str, int] = {}
-        self._waiting: list[int] = []
-        self._outcomes: list[list[tuple[str, Outcome]]] = []
-        self.unrouted: list[tuple[int, Event]] = []
+    within: timedelta | None
+    patience: timedelta
+    in_place: bool
 
-    def expect(self, batches: Sequence[tuple[RouteEntry, _Batch]]) -> None:
-        """Record how many routes each arrival takes."""
-        self._has_several_routes = len(batches) > 1
-        if self._has_several_routes:
-            self._order = {entry.gateway.route: rank for rank, (entry, _) in enumerate(batches)}
-            self._waiting = [0] * len(self._answers)
-            self._outcomes = [[] for _ in self._answers]
-            for _, batch in batches:
-                for at, _ in batch:
-                    self._waiting[at] += 1
 
-    def callback_for(self, route: str, places: Sequence[int]) -> Callable[[int, Outcome], None]:
-        """Return the callback that takes the outcomes of one route."""
+async def _process_on_route(gateway: Gateway, batch: _Batch, options: _Options) -> None:
+    route = gateway.route
 
-        def settled(index: int, outcome: Outcome) -> None:
-            at = places[index]
-            if not self._has_several_routes:
-                self.answer(at, _combine_outcomes(((route, outcome),)))
-                return
-            self._outcomes[at].append((route, outcome))
-            self._waiting[at] -= 1
-            if not self._waiting[at]:
-                outcomes = sorted(self._outcomes[at], key=lambda pair: self._order[pair[0]])
-                self.answer(at, _combine_outcomes(tuple(outcomes)))
+    def settled(at: int, outcome: Outcome) -> None:
+        batch[at][1]((route, outcome))
 
-        return settled
+    await gateway.process([event for event, _ in batch], settled=settled, **options)
 
-    def answer(self, at: int, answer: RouterAnswer) -> None:
-        self._answers[at] = answer
-        if self._answered is not None:
-            self._answered(at, answer)
 
-    def close(self) -> None:
-        """Return arrivals that no route answered for to the source: they were cancelled."""
-        for at, answer in enumerate(self._answers):
-            if answer is None:
-                failed = RouterAnswer(
-                    acknowledge=False, verdict=Verdict.FAILED, reason=_UNEXPECTED_ERROR
-                )
-                self.answer(at, failed)
+def _log_unexpected(error: Exception) -> None:
+    # Its type and place only: the text of an exception may quote the event.
+    extra = {"error": type(error).__name__, "at": raised_at(error)}
+    _log.error("oncebridge.batch_failed", extra=extra)
 
-    def answers(self) -> list[RouterAnswer]:
-        return [answer for answer in self._answers if answer is not None]
+
+def _answer_combined(answer: OnAnswer, at: int, outcomes: Sequence[_RouteOutcome]) -> None:
+    answer(at, _combine_outcomes(tuple(outcomes)))
 
 
 def _combine_outcomes(outcomes: tuple[tuple[str, Outcome], ...]) -> RouterAnswer:

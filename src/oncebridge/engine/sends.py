@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from math import inf
 from types import CoroutineType
-from typing import Final, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 from msgspec import Struct
 
@@ -23,7 +23,6 @@ from oncebridge.engine.counters import Books
 from oncebridge.engine.leases import Lease, Leases
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.settings import Settings
-from oncebridge.engine.shared_rate_limit import RateShare
 from oncebridge.errors import SinkRejected, StoreError
 from oncebridge.sinks.api import (
     Delivery,
@@ -35,6 +34,9 @@ from oncebridge.sinks.api import (
     Unknown,
     Yes,
 )
+
+if TYPE_CHECKING:
+    from oncebridge.engine.shared_rate_limit import RateShare
 
 SINK_DOWN: Final = "the sink is down"
 _SHARE_POLL_S: Final = 0.5  # a share of the rate has to be renewed while events wait for it

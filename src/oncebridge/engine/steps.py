@@ -52,7 +52,6 @@ from oncebridge.engine.outcomes import Outcomes
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.sends import SINK_DOWN, Sender
 from oncebridge.engine.settings import Settings
-from oncebridge.engine.shared_rate_limit import RateShare
 from oncebridge.engine.sink_answers import Backoff, HandBack, SinkAnswers, SortedAnswers
 from oncebridge.engine.timed_store import TimedStore
 from oncebridge.engine.verdict import First, Outcome, Verdict
@@ -141,13 +140,9 @@ class Steps:
         self._lease_ms = ms(settings.lease)
         self._max_hold_s = settings.max_hold.total_seconds()
         self._commit_budget_s = settings.commit_budget.total_seconds()
-        self._is_shadow = settings.mode == "shadow"
-        self._fails_open = self._is_shadow or settings.on_store_outage == "deliver"
-        self._policy = Policy(
-            self._is_shadow,
-            None if dead is None else settings.max_attempts,
-            self._fails_open,
-        )
+        self._policy = Policy.of(settings, has_dead_letters=dead is not None)
+        self._is_shadow = self._policy.is_shadow
+        self._fails_open = self._policy.sends_without_store
         claims = TimedStore(store, route, self._trip_hooks) if trip_hooks else store
         self._leases = Leases(claims, self.books, lease_ms=self._lease_ms)
         self._claims = RetryingStore(claims, self.books, self._dice)
@@ -177,6 +172,10 @@ class Steps:
             listener=self._report_send if trip_hooks else None,
         )
         if settings.rate:
+            from oncebridge.engine.shared_rate_limit import (  # noqa: PLC0415 - most have no rate
+                RateShare,
+            )
+
             self._sender.rate_share = RateShare(
                 store,
                 route,

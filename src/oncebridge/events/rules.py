@@ -13,15 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from hashlib import sha256
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from oncebridge.base.clock import ms
-from oncebridge.base.options import Doc, Problems, read
 from oncebridge.errors import ConfigError
-from oncebridge.events.access import SenderAllowlist
 from oncebridge.events.canonical import canonical
 from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.key import (
@@ -39,7 +37,10 @@ from oncebridge.events.key import (
     make_key,
     scoped_source,
 )
-from oncebridge.events.pattern import Pattern
+
+if TYPE_CHECKING:  # most routes have neither
+    from oncebridge.events.access import SenderAllowlist
+    from oncebridge.events.pattern import Pattern
 
 OnMissing = Literal["content", "deliver", "dead"]
 OnConflict = Literal["deliver", "dead", "duplicate"]
@@ -98,7 +99,7 @@ class Bare(Struct, frozen=True):
     an object, because for EventBridge only leaves exist.
     """
 
-    match: Pattern
+    match: "Pattern"
     members: tuple[str, ...] = ()
 
     def takes(self, event: Event) -> bool:
@@ -122,7 +123,7 @@ class Rule(Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    match: Pattern | None = None
+    match: "Pattern | None" = None
     bare: Bare | None = None
     tiers: tuple[Tier, ...] = (Tier(),)
     latest: Latest | None = None
@@ -134,22 +135,19 @@ class Rule(Struct, frozen=True, kw_only=True):
     entity: str | None = None
     together: str = ""
     discard: bool = False
-    guard: SenderAllowlist | None = None
+    guard: "SenderAllowlist | None" = None
 
     @classmethod
     def parse(
         cls, spec: Mapping[str, Any], where: str = "rule", *, window: timedelta = DEFAULT_WINDOW
     ) -> Self:
         """Return a rule in the form of the configuration file; raise all errors together."""
-        problems = Problems()
-        rule = read(RuleOptions, spec, where, problems)
-        if rule is None:
-            problems.check()
-        assert rule is not None  # noqa: S101 - or it was raised
-        return cls(**rule.build(where, window, problems))
+        from oncebridge.events.rule_options import read_rule  # noqa: PLC0415 - it imports this module
+
+        return cls(**read_rule(spec, where, window))
 
     @classmethod
-    def for_refused_senders(cls, guard: SenderAllowlist) -> Self:
+    def for_refused_senders(cls, guard: "SenderAllowlist") -> Self:
         """Return the rule for the senders that *guard* refuses."""
         return cls(name="allow", tiers=(), discard=guard.otherwise == "discard", guard=guard)
 
@@ -221,7 +219,7 @@ class Plan(Struct, frozen=True, gc=False):
         """How long records of unfinished events are kept: the longest window."""
         if len(self.spans) == 1:
             return self.spans[0].window_ms
-        return max(span.window_ms for span in self.spans)
+        return max([span.window_ms for span in self.spans])
 
     def in_conflict(self, key: bytes) -> "Plan":
         """
@@ -230,11 +228,12 @@ class Plan(Struct, frozen=True, gc=False):
         It is treated as an event of its own: a key made of the key and the content replaces
         the key, with the same window.
         """
-        made = {part.key: conflict_key(key, part.hash) for part in self.parts if part.key == key}
-        parts = tuple(
-            replace(part, key=made[part.key]) if part.key in made else part for part in self.parts
-        )
-        return replace(self, parts=parts, clashed=(*self.clashed, *made.values()))
+        parts, clashed = list(self.parts), self.clashed
+        for at, part in enumerate(parts):
+            if part.key == key:
+                parts[at] = replace(part, key=conflict_key(key, part.hash))
+                clashed = *clashed, parts[at].key
+        return replace(self, parts=tuple(parts), clashed=clashed)
 
 
 class Terms(Struct, frozen=True, eq=False):
@@ -589,245 +588,3 @@ def _version(value: Any) -> Version | None:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-# --- rules in the configuration -----------------------------------------------------------
-
-
-class TierOptions(Struct, frozen=True, kw_only=True):
-    """One way to recognise a duplicate, as the configuration writes it."""
-
-    key: Annotated[
-        Literal["content", "id", "none"] | list[str],
-        Doc(
-            'What identifies an event: "content", "id", a list of JMESPath expressions, or '
-            '"none" to deliver without deduplication.',
-            example='["detail.orderId", "detail.status"]',
-        ),
-    ] = "content"
-    ignore: Annotated[
-        list[str],
-        Doc(
-            "Paths that are ignored in the content: if it is the key, if it is compared (check), and "
-            "if it replaces a key of which a field is missing.",
-            example='["detail.sentAt"]',
-        ),
-    ] = []
-    window: Annotated[
-        timedelta | None,
-        Doc("How long an event is remembered; by default the window of the file.", example="6d"),
-    ] = None
-    sliding: Annotated[bool, Doc("Every duplicate extends the window, up to max_window.")] = False
-    max_window: Annotated[
-        timedelta | None,
-        Doc("The longest a sliding window may become.", example="30d"),
-    ] = None
-    check: Annotated[
-        bool | None,
-        Doc(
-            "Compare the content too: the same key with different content is a conflict. "
-            'On for key = "id", otherwise off.'
-        ),
-    ] = None
-
-    def tier(self, where: str, window: timedelta) -> Tier:
-        """Return the tier, or raise `ConfigError`."""
-        key = self._key(where)
-        window = self.window or window
-        longest = self.max_window or max(Tier().max_window, window)
-        if self.max_window is not None and not self.sliding:
-            raise ConfigError(f"{where}.max_window", "needs sliding = true")
-        if longest < window:
-            raise ConfigError(f"{where}.max_window", "must not be shorter than the window")
-        check = isinstance(key, IdKey) if self.check is None else self.check
-        content = None
-        if self.ignore and not isinstance(key, ContentKey):
-            content = ContentKey(self.ignore, where=f"{where}.ignore")
-        return Tier(
-            key=key,
-            window=window,
-            sliding=self.sliding,
-            max_window=longest,
-            check=check,
-            content=content,
-        )
-
-    def _key(self, where: str) -> ContentKey | IdKey | FieldsKey:
-        if self.key == "content":
-            return ContentKey(self.ignore, where=f"{where}.ignore")
-        if self.key == "id":
-            return IdKey()
-        if isinstance(self.key, list) and self.key:
-            return FieldsKey(self.key, where=f"{where}.key")
-        raise ConfigError(
-            f"{where}.key",
-            f'{self.key!r}: must be "content", "id", "none", or a list of JMESPath expressions '
-            'such as ["detail.orderId"]',
-        )
-
-
-_Entity = Annotated[
-    str | None,
-    Doc("What the event is about; by default the entity of the rule.", example="detail.orderId"),
-]
-
-
-class LatestOptions(Struct, frozen=True, kw_only=True):
-    """Only the newest version is delivered, as the configuration writes it."""
-
-    entity: _Entity = None
-    version: Annotated[str, Doc("Its version: a number or an instant.", example="detail.timestamp")]
-    ahead: Annotated[
-        timedelta,
-        Doc(
-            "How far ahead of the store's clock a version that is an instant may be. A later one "
-            "is a conflict: it does not replace the newest version.",
-            example="1d",
-        ),
-    ] = DEFAULT_AHEAD
-
-
-class QuietOptions(Struct, frozen=True, kw_only=True, rename={"time": "for"}):
-    """A repeated state is dropped for a time, as the configuration writes it."""
-
-    entity: _Entity = None
-    state: Annotated[str, Doc("Its state.", example="detail.status")]
-    time: Annotated[timedelta, Doc("How long the same state counts as noise.", example="500ms")]
-
-
-class RuleOptions(TierOptions, frozen=True, kw_only=True):
-    """One rule, as the configuration writes it."""
-
-    name: Annotated[str, Doc("The name of the rule in verdicts and counts.", example="orders")]
-    match: Annotated[
-        dict[str, Any] | None,
-        Doc(
-            "The events it is for, as an EventBridge event pattern; all by default.",
-            example='{ source = ["com.example.orders"] }',
-        ),
-    ] = None
-    tiers: Annotated[
-        list[TierOptions] | None,
-        Doc(
-            "Several keys for an event, the identifying one last.",
-            example='[{ key = "id", window = "5m" }, { key = "content" }]',
-        ),
-    ] = None
-    entity: Annotated[
-        str | None,
-        Doc('The entity of the event, for order = "entity".', example="detail.conversationId"),
-    ] = None
-    latest: Annotated[
-        LatestOptions | None,
-        Doc(
-            "Drop events that are older than the latest delivered one of the same entity.",
-            example='{ entity = "detail.orderId", version = "detail.timestamp" }',
-        ),
-    ] = None
-    quiet: Annotated[
-        QuietOptions | None,
-        Doc(
-            "Drop a repeated state of the same entity within a short time.",
-            example='{ entity = "detail.orderId", state = "detail.status", for = "500ms" }',
-        ),
-    ] = None
-    on_missing: Annotated[
-        OnMissing, Doc("What to do if a field of the key is missing or null.")
-    ] = "content"
-    on_conflict: Annotated[
-        OnConflict, Doc("What to do with an event that has the same key and different content.")
-    ] = "deliver"
-    on_replay: Annotated[
-        OnReplay, Doc("What to do with events that are replayed from an archive.")
-    ] = "deduplicate"
-    scope: Annotated[
-        Scope,
-        Doc('"organisation" treats all Genesys integrations of one organisation as one source.'),
-    ] = "source"
-    discard: Annotated[bool, Doc("Drop events that match: acknowledged, and not delivered.")] = (
-        False
-    )
-
-    def build(self, where: str, window: timedelta, problems: Problems) -> dict[str, Any]:
-        """Return the arguments of a `Rule`; raise all errors together."""
-        made: dict[str, Any] = {"name": self.name, "discard": self.discard, "entity": self.entity}
-        for name in ("on_missing", "on_conflict", "on_replay", "scope"):
-            made[name] = getattr(self, name)
-        with problems.caught():
-            made["tiers"] = self._tiers(where, window, problems)
-        if self.match is not None:
-            with problems.caught():
-                made["match"] = Pattern.compile(self.match, f"{where}.match")
-        if self.entity is not None:
-            with problems.caught():
-                compile_field(self.entity, f"{where}.entity")
-        if self.latest is not None:
-            with problems.caught():
-                place, entity = f"{where}.latest", self.latest.entity or self.entity
-                made["latest"] = Latest(
-                    _expression(entity, f"{place}.entity"),
-                    _expression(self.latest.version, f"{place}.version"),
-                    self.latest.ahead,
-                )
-        if self.quiet is not None:
-            with problems.caught():
-                place, entity = f"{where}.quiet", self.quiet.entity or self.entity
-                made["quiet"] = Quiet(
-                    _expression(entity, f"{place}.entity"),
-                    _expression(self.quiet.state, f"{place}.state"),
-                    self.quiet.time,
-                )
-        if made.get("tiers") == () and (self.latest or self.quiet):
-            problems.add(where, "latest and quiet need a key")
-        problems.check()
-        return made
-
-    def _tiers(self, where: str, window: timedelta, problems: Problems) -> tuple[Tier, ...]:
-        default = TierOptions()
-        own = [
-            name
-            for name in TierOptions.__struct_fields__
-            if getattr(self, name) != getattr(default, name)
-        ]
-        if self.discard or self.key == "none":
-            beside = [name for name in own if name != "key" or self.discard]
-            beside += ["tiers"] if self.tiers is not None else []
-            why = "discard" if self.discard else 'key = "none"'
-            for name in beside:
-                problems.add(f"{where}.{name}", f"has no effect with {why}; remove it")
-            return ()
-        if self.tiers is None:
-            return (self._tier(self, where, window),)
-        if own:
-            raise ConfigError(
-                f"{where}.{own[0]}", "cannot be combined with tiers; set it inside a tier"
-            )
-        if not self.tiers:
-            raise ConfigError(f"{where}.tiers", "must be a list of at least one tier")
-        tiers = []
-        for at, tier in enumerate(self.tiers):
-            place = f"{where}.tiers[{at}]"
-            with problems.caught():
-                if tier.key == "none":
-                    raise ConfigError(
-                        f"{place}.key", '"none" can be set for a rule only, not for a tier'
-                    )
-                tiers.append(self._tier(tier, place, window))
-        return tuple(tiers)
-
-    def _tier(self, options: TierOptions, where: str, window: timedelta) -> Tier:
-        tier = options.tier(where, window)
-        if tier.content is not None and not tier.check and self.on_missing != "content":
-            raise ConfigError(
-                f"{where}.ignore",
-                f"has no effect: with on_missing = {self.on_missing!r} and without check = true, "
-                "the content is not used; remove it, or set check = true",
-            )
-        return tier
-
-
-def _expression(text: str | None, where: str) -> str:
-    if text is None:
-        raise ConfigError(where, "is missing, and the rule has no entity; set one of them")
-    compile_field(text, where)
-    return text

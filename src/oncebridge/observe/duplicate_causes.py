@@ -1,12 +1,12 @@
-"""Finds the cause of a duplicate when it is decided."""
+"""Finds the causes of duplicates when they are decided."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from oncebridge.engine.causes import Cause, Sighting, duplicate_cause, likely_cause, remembered
-from oncebridge.engine.hooks import Decision
-from oncebridge.engine.verdict import First, Verdict
-from oncebridge.events.event import Event
+from oncebridge.engine.hooks import Decisions
+from oncebridge.engine.verdict import Outcome, Verdict
+from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.key import IdKey
 from oncebridge.events.rules import Rule
 
@@ -18,7 +18,7 @@ _LONGEST: Final = 512
 
 _HALF: Final = MOST_FIRSTS // 2
 _NO_RULES: Final[Mapping[str, Sequence[Rule]]] = {}
-# Looking up enum members is slow, and this runs for every event.
+# Looking up enum members is slow, and this runs for every batch.
 _DELIVERED: Final = Verdict.DELIVERED
 _DUPLICATE: Final = Verdict.DUPLICATE
 _CONFLICT: Final = Verdict.CONFLICT
@@ -50,33 +50,39 @@ class DuplicateCauses:
         # Few senders send many events: their origin is kept once, by source.
         self._origins: dict[str, _Origin] = {}
 
-    def cause_of(self, decision: Decision) -> Cause | None:
-        """Return the cause; None for the first arrival of an event, and if it is not known."""
-        outcome, event = decision.outcome, decision.event
-        verdict = outcome.verdict
-        if type(event) is not Event:
-            return None
-        if verdict is _DELIVERED:
-            self._remember(outcome.key, event)
-            return None
+    def causes_of(self, decisions: Decisions) -> Sequence[Cause | None]:
+        """Return a cause for each; None for first arrivals, and for causes that are not known."""
+        events, outcomes, verdict = decisions.events, decisions.outcomes, decisions.verdict
+        if verdict is _DELIVERED or verdict is _CONFLICT:
+            # A conflict is the first arrival of another event, and may be redelivered as such.
+            self._remember(events, outcomes)
         if verdict is _DUPLICATE:
-            return self._duplicate_cause(outcome.key, event, outcome.first)
+            return [
+                self._duplicate_cause(outcomes[at], event) if type(event) is Event else None
+                for at, event in enumerate(events)
+            ]
         if verdict is _CONFLICT:
-            # It is the first arrival of another event, and may be redelivered as such.
-            self._remember(outcome.key, event)
-            is_by_id = (decision.route, outcome.rule) in self._by_id
-            return Cause.ID_REUSED if is_by_id else None
-        return _CAUSES.get(verdict)
+            route, by_id = decisions.route, self._by_id
+            is_by_id = [(route, outcome.rule) in by_id for outcome in outcomes]
+            return [Cause.ID_REUSED if each else None for each in is_by_id]
+        return [_CAUSES.get(verdict)] * len(outcomes)
 
-    def _remember(self, key: bytes, event: Event) -> None:
-        origin, id_, replay = self._origins.get(event.source), event.id, event.replay_name
-        if origin is None or origin[1] != event.account or origin[2] != event.region:
-            origin = self._add_origin(event.source, event.account, event.region)
-        if origin is None or (id_ and len(id_) > _LONGEST) or (replay and len(replay) > _LONGEST):
-            return
-        if len(self._firsts) >= _HALF:
-            self._older, self._firsts = self._firsts, {}
-        self._firsts[key] = id_, origin, replay
+    def _remember(self, events: Sequence[Event | Unreadable], outcomes: Sequence[Outcome]) -> None:
+        origins, firsts = self._origins, self._firsts
+        for at, event in enumerate(events):
+            if type(event) is not Event:
+                continue
+            origin, id_, replay = origins.get(event.source), event.id, event.replay_name
+            if origin is None or origin[1] != event.account or origin[2] != event.region:
+                origin = self._add_origin(event.source, event.account, event.region)
+                if origin is None:
+                    continue
+            if (id_ and len(id_) > _LONGEST) or (replay and len(replay) > _LONGEST):
+                continue
+            if len(firsts) >= _HALF:
+                self._older, self._firsts = firsts, {}
+                firsts = self._firsts
+            firsts[outcomes[at].key] = id_, origin, replay
 
     def _add_origin(self, source: str, account: str | None, region: str | None) -> _Origin | None:
         if len(source) + len(account or "") + len(region or "") > _LONGEST:
@@ -86,8 +92,8 @@ class DuplicateCauses:
         origin = self._origins[source] = source, account, region
         return origin
 
-    def _duplicate_cause(self, key: bytes, event: Event, first: First | None) -> Cause:
-        later = Sighting.of(event)
+    def _duplicate_cause(self, outcome: Outcome, event: Event) -> Cause:
+        key, first, later = outcome.key, outcome.first, Sighting.of(event)
         came = self._firsts.get(key) or self._older.get(key)
         if came is None or (first is not None and first.id != remembered(came[0])):
             # Another worker had the first arrival, or it was long ago.

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from oncebridge.engine.causes import Cause
 from oncebridge.engine.hooks import Decision
-from oncebridge.engine.verdict import Outcome
 from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.summary import ENTITIES, body_of, entity_of, topic_of
 from oncebridge.observe.history import HistoryRow
@@ -17,10 +16,9 @@ _SHORT, _LONG = 128, 300
 """The greatest length of texts and of reasons."""
 
 
-def row_of(
-    number: int, decision: Decision, event: Event, outcome: Outcome, cause: Cause | None
-) -> HistoryRow:
-    """Return the row of an event and its verdict."""
+def row_of(number: int, decision: Decision, event: Event, cause: Cause | None) -> HistoryRow:
+    """Return the row of *event*, which the decision is about."""
+    outcome = decision.outcome
     first = outcome.first
     return HistoryRow(
         number,

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from oncebridge.base.clock import Clock, Dice, ms
 from oncebridge.engine.causes import Cause
-from oncebridge.engine.hooks import Decision
+from oncebridge.engine.hooks import Decisions
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.event import Event
 from oncebridge.observe.history import (
@@ -123,25 +123,25 @@ class HistoryWriter:
 
     # --- recording --------------------------------------------------------------------------
 
-    def decided(self, decision: Decision, cause: Cause | None) -> None:
-        """Record one arrival, if it is selected."""
-        event, outcome = decision.event, decision.outcome
-        sampler = self._sampler
-        if sampler is not None and not sampler.takes(event, outcome, decision.arrived_ms):
-            self.left_out += 1
-            return
-        if len(self._waiting) == MOST_WAITING:  # the oldest is dropped
-            self._raws.drop(self._waiting[0].number)
-        self._number = number = self._number + 1
-        if type(event) is Event:
-            row = row_of(number, decision, event, outcome, cause)
-            if self._secrets:
-                row = self._secrets.blanked(row, event)
-            if self._payloads is not None:
-                self._raws.add(number, event.raw)
-        else:
-            row = row_of_refused(number, decision)
-        self._waiting.append(row)
+    def decided(self, decisions: Decisions, causes: Sequence[Cause | None]) -> None:
+        """Record the arrivals that are selected."""
+        count = len(decisions.events)
+        selected = range(count) if self._sampler is None else self._sampler.select(decisions)
+        self.left_out += count - len(selected)
+        for at in selected:
+            event = decisions.events[at]
+            if len(self._waiting) == MOST_WAITING:  # the oldest is dropped
+                self._raws.drop(self._waiting[0].number)
+            self._number = number = self._number + 1
+            if type(event) is Event:
+                row = row_of(number, decisions[at], event, causes[at])
+                if self._secrets:
+                    row = self._secrets.blanked(row, event)
+                if self._payloads is not None:
+                    self._raws.add(number, event.raw)
+            else:
+                row = row_of_refused(number, decisions[at])
+            self._waiting.append(row)
 
     def rows(self) -> Sequence[RecordedArrival]:
         """Return all rows that this process has in memory, oldest first."""

@@ -1,9 +1,11 @@
 """Selects the arrivals to keep in the history under high load."""
 
 import zlib
+from collections.abc import Sequence
 from typing import Final
 
-from oncebridge.engine.verdict import Outcome, Verdict
+from oncebridge.engine.hooks import Decisions
+from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import Event, Unreadable
 
 MOST_A_SECOND: Final = 100
@@ -29,22 +31,36 @@ class Sampler:
         self._room = 2 * MOST_A_SECOND
         self._urgent = _MOST_URGENT
 
-    def takes(self, event: Event | Unreadable, outcome: Outcome, at_ms: int) -> bool:
-        """Return True if the arrival at *at_ms* is to be kept; calls are nearly in order."""
-        second = at_ms // 1000
+    def select(self, decisions: Decisions) -> Sequence[int]:
+        """Return the positions of the arrivals to keep; calls are nearly in order of arrival."""
+        second = decisions.arrived_ms // 1000
         # Decisions may be out of order, and the clock may have been set back.
         if second > self._second or second < self._second - _LATEST:
             self._turn(second)
-        if self._bits and _ending(event, outcome.key) & ((1 << self._bits) - 1):
-            if outcome.verdict not in _URGENT or not self._urgent:
-                return False
-            self._urgent -= 1
-            return True
-        self._taken += 1
-        if self._taken > self._room:
-            self._bits = min(self._bits + 1, _MOST_BITS)
-            self._room += MOST_A_SECOND
-        return True
+        if not self._bits and self._taken + len(decisions.events) <= self._room:
+            self._taken += len(decisions.events)
+            return range(len(decisions.events))
+        is_urgent = decisions.verdict in _URGENT
+        selected: list[int] = []
+        mask = (1 << self._bits) - 1
+        low = mask & 0xFF
+        for at, outcome in enumerate(decisions.outcomes):
+            key = outcome.key
+            # Most are left out by the last byte of the key; the rest is slower.
+            is_left_out = key and key[-1] & low
+            if is_left_out or (mask and _ending(decisions.events[at], key) & mask):
+                if is_urgent and self._urgent:
+                    self._urgent -= 1
+                    selected.append(at)
+                continue
+            selected.append(at)
+            self._taken += 1
+            if self._taken > self._room:
+                self._bits = min(self._bits + 1, _MOST_BITS)
+                self._room += MOST_A_SECOND
+                mask = (1 << self._bits) - 1
+                low = mask & 0xFF
+        return selected
 
     def _turn(self, second: int) -> None:
         """Adjust the rate of the next second to the last."""

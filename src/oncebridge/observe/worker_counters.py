@@ -1,22 +1,22 @@
 """
 The counters of one process, updated by hooks.
 
-The hooks run for every event, so they do as little as possible: sums such as arrivals per minute
-are computed when a report is made.
+The hooks run for every batch, so they do as little as possible: what the events of a batch share
+is counted once.
 
 Counts by route, rule or verdict are bounded by the configuration. Topics and entities are chosen
 by senders: of those, only the ones with the highest counts are kept (`TopCounts`).
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Final
 
 from oncebridge.base.clock import Clock
 from oncebridge.engine.causes import Cause
 from oncebridge.engine.counters import Books
-from oncebridge.engine.hooks import Decision, RoundTrip
+from oncebridge.engine.hooks import Decisions, RoundTrip
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import Event
 from oncebridge.events.summary import entity_of, topic_of
@@ -79,19 +79,32 @@ class TopCounts:
 
 
 class _Tally:
-    """The counts of one verdict of one rule of one route."""
+    """The counts of one verdict of one route."""
 
-    __slots__ = ("before", "count", "is_delivery", "is_repeat", "lag", "lag_s", "took", "took_s")
+    __slots__ = (
+        "before",
+        "causes",
+        "count",
+        "is_delivery",
+        "is_repeat",
+        "lag",
+        "lag_s",
+        "rules",
+        "took",
+        "took_s",
+    )
 
     def __init__(self, verdict: Verdict) -> None:
+        self.is_delivery = verdict is Verdict.DELIVERED
+        self.is_repeat = verdict in _REPEATS
         self.count = 0
         self.before = 0
         """The count at the beginning of the minute."""
-        self.is_delivery = verdict is Verdict.DELIVERED
-        self.is_repeat = verdict in _REPEATS
+        self.rules: dict[str, int] = {}
+        self.causes: dict[Cause, int] = {}
         self.took = [0] * (len(SECONDS) + 1)
         self.took_s = 0.0
-        self.lag = [0] * (len(LAGS) + 1) if self.is_delivery else []
+        self.lag = [0] * (len(LAGS) + 1)
         self.lag_s = 0.0
 
 
@@ -121,13 +134,12 @@ class WorkerCounters:
         self._clock = clock
         self._names_topics = names_topics
         self._names_entities = names_entities
-        self._tallies: dict[tuple[str, str, Verdict], _Tally] = {}
-        self._causes: dict[str, dict[Cause, int]] = {}
+        self._tallies: dict[tuple[str, Verdict], _Tally] = {}
         self._calls: dict[str, _Calls] = {}
         self._sends: dict[str, _Calls] = {}
         self._topics = TopCounts()
         self._entities = TopCounts()
-        self._times: dict[str | None, int | None] = {}
+        self._times: dict[str | None, float | None] = {}
         """Parsed times of events: EventBridge truncates them to seconds, so many are equal."""
         self._forwarded = 0
         """Events that the sink accepted in this minute with another verdict than delivered."""
@@ -135,45 +147,53 @@ class WorkerCounters:
         self._minute = clock() // _MINUTE_MS
         self._minute_ends_ms = (self._minute + 1) * _MINUTE_MS
 
-    def decided(self, decision: Decision, cause: Cause | None) -> None:  # noqa: C901 - one function, as a call would double its cost
-        """Count one arrival; *cause* is that of a duplicate."""
-        outcome, event, took_s = decision.outcome, decision.event, decision.took_s
-        if decision.arrived_ms >= self._minute_ends_ms:
-            self._turn(decision.arrived_ms // _MINUTE_MS)
+    def decided(self, decisions: Decisions, causes: Sequence[Cause | None]) -> None:  # noqa: C901 - one function, as calls would double the cost of a small batch
+        """Count arrivals; *causes* are those of duplicates."""
+        verdict, outcomes, took_s = decisions.verdict, decisions.outcomes, decisions.took_s
+        if decisions.arrived_ms >= self._minute_ends_ms:
+            self._turn(decisions.arrived_ms // _MINUTE_MS)
         try:
-            tally = self._tallies[decision.route, outcome.rule, outcome.verdict]
+            tally = self._tallies[decisions.route, verdict]
         except KeyError:
-            tally = self._add_tally(decision)
-        tally.count += 1
-        tally.took[bisect_left(SECONDS, took_s)] += 1
-        tally.took_s += took_s
-        if type(event) is not Event:
-            return
-        try:
-            topic = self._topics.found[event.detail_type]
-        except KeyError:
-            topic = self._topics.add(topic_of(event))
-        topic[0] += 1
-        if tally.is_delivery:
-            try:
-                at_ms = self._times[event.time]
-            except KeyError:
-                at_ms = self._read_time(event.time)
-            if at_ms is not None:
-                lag_s = (decision.arrived_ms - at_ms) / 1000 + took_s
-                if lag_s < 0:  # by another host's clock
-                    lag_s = 0.0
-                tally.lag[bisect_left(LAGS, lag_s)] += 1
-                tally.lag_s += lag_s
-            return
-        if outcome.forwarded:
-            self._forwarded += 1
-        if tally.is_repeat:
-            topic[1] += 1
-            self._count_entity(entity_of(event))
-        if cause is not None:
-            causes = self._causes.setdefault(decision.route, {})
-            causes[cause] = causes.get(cause, 0) + 1
+            tally = self._tallies[decisions.route, verdict] = _Tally(verdict)
+        count = len(outcomes)
+        tally.count += count
+        tally.took[bisect_left(SECONDS, took_s)] += count
+        tally.took_s += took_s * count
+        # Two loops: `zip` costs more than the work, as many batches are small.
+        rules = tally.rules
+        for outcome in outcomes:
+            rule = outcome.rule
+            rules[rule] = rules.get(rule, 0) + 1
+        topics, entities, times, lag = self._topics, self._entities, self._times, tally.lag
+        is_delivery, is_repeat = tally.is_delivery, tally.is_repeat
+        until_s = decisions.arrived_ms / 1000 + took_s
+        for event in decisions.events:
+            if type(event) is not Event:
+                continue
+            name = event.detail_type or topic_of(event)
+            topic = topics.found.get(name) or topics.add(name)
+            topic[0] += 1
+            if is_delivery:
+                try:
+                    at_s = times[event.time]
+                except KeyError:
+                    at_s = self._read_time(event.time)
+                if at_s is not None:
+                    lag_s = until_s - at_s
+                    if lag_s < 0:  # by another host's clock
+                        lag_s = 0.0
+                    lag[bisect_left(LAGS, lag_s)] += 1
+                    tally.lag_s += lag_s
+            elif is_repeat:
+                topic[1] += 1
+                if entity := entity_of(event):
+                    (entities.found.get(entity) or entities.add(entity))[0] += 1
+        if not is_delivery:
+            self._forwarded += sum([outcome.forwarded for outcome in outcomes])
+            for cause in causes:
+                if cause is not None:
+                    tally.causes[cause] = tally.causes.get(cause, 0) + 1
 
     def travelled(self, trip: RoundTrip) -> None:
         """Count one call to the store or a sink."""
@@ -213,31 +233,19 @@ class WorkerCounters:
 
     # --- counting -------------------------------------------------------------------------
 
-    def _add_tally(self, decision: Decision) -> _Tally:
-        outcome = decision.outcome
-        name = decision.route, outcome.rule, outcome.verdict
-        tally = self._tallies[name] = _Tally(outcome.verdict)
-        return tally
-
-    def _read_time(self, time: str | None) -> int | None:
+    def _read_time(self, time: str | None) -> float | None:
         if time is None or len(time) > _LONGEST_NAME:
             return None
         if len(self._times) >= _MOST_TIMES:
             self._times.clear()
-        at_ms = self._times[time] = parse_instant(time)
-        return at_ms
-
-    def _count_entity(self, entity: str) -> None:
-        if entity:
-            counts = self._entities.found.get(entity)
-            if counts is None:
-                counts = self._entities.add(entity)
-            counts[0] += 1
+        at_ms = parse_instant(time)
+        at_s = self._times[time] = None if at_ms is None else at_ms / 1000
+        return at_s
 
     def _turn(self, minute: int) -> None:
         """Store the counts of the past minute, and begin the next."""
         verdicts: dict[str, int] = {}
-        for (_, _, verdict), tally in self._tallies.items():
+        for (_, verdict), tally in self._tallies.items():
             if tally.count != tally.before:
                 name = verdict.value
                 verdicts[name] = verdicts.get(name, 0) + tally.count - tally.before
@@ -258,16 +266,14 @@ class WorkerCounters:
 
     def _routes(self, books: Mapping[str, Books]) -> dict[str, RouteCounts]:
         routes = {name: RouteCounts(_sums(its)) for name, its in books.items()}
-        for (route, rule, verdict), tally in self._tallies.items():
+        for (route, verdict), tally in self._tallies.items():
             counts = routes.setdefault(route, RouteCounts())
-            counts.rules.setdefault(rule, {})[verdict.value] = tally.count
+            for rule, count in tally.rules.items():
+                counts.rules.setdefault(rule, {})[verdict.value] = count
+            for cause, count in tally.causes.items():
+                counts.causes[cause.value] = counts.causes.get(cause.value, 0) + count
             counts.took += _histogram(tally.took, tally.took_s)
-            if tally.is_delivery:
-                counts.lag += _histogram(tally.lag, tally.lag_s)
-        for route, causes in self._causes.items():
-            routes.setdefault(route, RouteCounts()).causes = {
-                cause.value: count for cause, count in causes.items()
-            }
+            counts.lag += _histogram(tally.lag, tally.lag_s)
         for route, sends in self._sends.items():
             counts = routes.setdefault(route, RouteCounts())
             counts.sends = _histogram(sends.took, sends.took_s)

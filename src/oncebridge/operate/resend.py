@@ -18,12 +18,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from msgspec import Struct
 
+from oncebridge.engine.decide import Action
 from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.verdict import Outcome, Verdict
 from oncebridge.events.event import Event
 from oncebridge.operate.explain.expected_verdict import (
     ENDED,
-    RecordStatus,
     RecordView,
     contents,
     held,
@@ -32,16 +32,15 @@ from oncebridge.operate.identity import RouteIdentity
 from oncebridge.stores.api import Fate, Store
 
 _REFUSED = {
-    "discard": "the rule says to discard it",
-    "dead": "it has no key, and would go to the dead letters",
-}
-_CONFLICTS = {
-    "duplicate": "another event has the same key with different content: the rule drops conflicts",
-    "dead": "another event has the same key with different content: it would be a dead letter",
-}
-_OUTDATED = {
+    Verdict.DISCARDED: "the rule says to discard it",
+    Verdict.DEAD: "it has no key, and would go to the dead letters",
     Verdict.STALE: "a newer state of its entity was delivered: this one is stale",
     Verdict.UNCHANGED: "the same state of its entity was delivered within the quiet time",
+    Verdict.CONFLICT: "its version cannot be compared: it would go to the dead letters",
+}
+_CONFLICTS = {
+    Action.DROP: "another event has the same key with different content: the rule drops conflicts",
+    Action.BURY: "another event has the same key with different content: it would be a dead letter",
 }
 
 
@@ -99,8 +98,6 @@ def _intent(look: RecordView, way: RouteIdentity, paused: set[str]) -> ResendPla
     def refused(why: str) -> ResendPlan:
         return ResendPlan(way, why, was)
 
-    if plan.action in _REFUSED:
-        return refused(plan.message or _REFUSED[plan.action])
     if way.route.name in paused:
         return refused("the route is paused")
     for standing in standings:
@@ -108,25 +105,13 @@ def _intent(look: RecordView, way: RouteIdentity, paused: set[str]) -> ResendPla
             return refused(f"it is {held(standing)}")
     if plan.entity and look.standing(plan.entity).state == "claimed":
         return refused(f"its entity is {held(look.standing(plan.entity))}")
-    if _is_dropped_as_conflict(way, standings):
-        return refused(_CONFLICTS[plan.rule.on_conflict])
-    outdated = look.outdated(plan)
-    if outdated is Verdict.CONFLICT and plan.rule.on_conflict != "deliver":
-        return refused("its version cannot be compared: it would go to the dead letters")
-    if outdated in _OUTDATED:
-        return refused(_OUTDATED[outdated])
     forgets = tuple(record.key for record in there)
-    return ResendPlan(way, "", was, forgets, look.touched(way))
-
-
-def _is_dropped_as_conflict(way: RouteIdentity, standings: Sequence[RecordStatus]) -> bool:
-    """Return whether another event has its key, and its rule does not deliver conflicts."""
-    is_shadow = way.route.settings.mode == "shadow"
-    return (
-        way.plan.rule.on_conflict in _CONFLICTS
-        and not is_shadow
-        and any(standing.is_others and standing.state == "done" for standing in standings)
-    )
+    judged = look.judge(plan, way.route.settings, without=forgets)
+    if judged.action is Action.SEND:
+        return ResendPlan(way, "", was, forgets, look.touched(way))
+    if judged.verdict is Verdict.CONFLICT and judged.key:
+        return refused(_CONFLICTS[judged.action])
+    return refused(plan.message or _REFUSED[judged.verdict])
 
 
 class Resender:

@@ -5,12 +5,13 @@ Loaded when asked for: the Lambda handler and the command line read a configurat
 running a service.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from oncebridge.service.routes import gateways as gateways
+    from oncebridge.service.routes import make_router as make_router
     from oncebridge.service.service import Service as Service
-    from oncebridge.service.service import gateways as gateways
-    from oncebridge.service.service import make_router as make_router
 
 __all__ = ["Service", "gateways", "make_router"]
 
@@ -18,6 +19,5 @@ __all__ = ["Service", "gateways", "make_router"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from oncebridge.service import service  # noqa: PLC0415 - see above
-
-    return getattr(service, name)
+    module = "service" if name == "Service" else "routes"
+    return getattr(import_module(f"{__name__}.{module}"), name)

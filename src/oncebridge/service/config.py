@@ -36,7 +36,8 @@ from oncebridge.errors import ConfigError, ConfigErrors
 from oncebridge.events.access import AllowOptions, SenderAllowlist
 from oncebridge.events.exact_float import read_decimal
 from oncebridge.events.pattern import Pattern
-from oncebridge.events.rules import Rule, RuleOptions, RuleSet
+from oncebridge.events.rule_options import RuleOptions
+from oncebridge.events.rules import Rule, RuleSet
 from oncebridge.service.addresses import (
     BackendAddress,
     DeadPlace,

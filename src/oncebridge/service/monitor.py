@@ -10,7 +10,7 @@ from typing import Final
 
 from oncebridge.base.clock import Clock, Dice
 from oncebridge.engine.counters import Books
-from oncebridge.engine.hooks import Decision, RoundTrip
+from oncebridge.engine.hooks import Decisions, TripHook
 from oncebridge.events.rules import Rule
 from oncebridge.observe.agreement import DisagreementWarnings, warn_of_new_sinks
 from oncebridge.observe.duplicate_causes import DuplicateCauses
@@ -86,6 +86,8 @@ class Monitor:
             names_topics=not secrets.hide_topics,
             names_entities=not secrets.hide_entities,
         )
+        self.travelled: TripHook = self._meters.travelled
+        """Counts one call of the store or a sink."""
         self._repeats = DuplicateCauses(rules)
         self._member = FleetMember(store, dice=dice)
         self._is_sharing = config.share_counts
@@ -118,16 +120,12 @@ class Monitor:
         if self._telemetry is not None:
             self._telemetry.open()
 
-    def decided(self, decision: Decision) -> None:
-        """Count one arrival."""
-        cause = self._repeats.cause_of(decision)
-        self._meters.decided(decision, cause)
+    def decided(self, decisions: Decisions) -> None:
+        """Count arrivals, and record those that the history keeps."""
+        causes = self._repeats.causes_of(decisions)
+        self._meters.decided(decisions, causes)
         if self.recorder is not None:
-            self.recorder.decided(decision, cause)
-
-    def travelled(self, trip: RoundTrip) -> None:
-        """Count one call of the store or a sink."""
-        self._meters.travelled(trip)
+            self.recorder.decided(decisions, causes)
 
     def report(self) -> Report:
         """Return the current state and counts."""

@@ -22,7 +22,7 @@ from oncebridge.base.options import (
     settings_of,
 )
 from oncebridge.base.secrets import ADDRESS_REFERENCE
-from oncebridge.events.rules import LatestOptions, QuietOptions, RuleOptions, TierOptions
+from oncebridge.events.rule_options import LatestOptions, QuietOptions, RuleOptions, TierOptions
 from oncebridge.service.addresses import (
     BackendAddress,
     DeadPlace,

@@ -24,17 +24,17 @@ from oncebridge.base.clock import Clock, Dice, SystemDice, system_clock
 from oncebridge.base.formatting import format_instant
 from oncebridge.engine import pauses
 from oncebridge.engine.counters import Books
-from oncebridge.engine.gateway import Gateway
-from oncebridge.engine.hooks import Decision, Hook, Tracer, TripHook
-from oncebridge.engine.router import UNROUTED, RouteEntry, Router
+from oncebridge.engine.hooks import Decisions, Hook
+from oncebridge.engine.router import UNROUTED
 from oncebridge.errors import ConfigError, OncebridgeError, StoreUnavailable
 from oncebridge.observe.report import RouteState, State
 from oncebridge.service.addresses import extension
 from oncebridge.service.config import Setup
 from oncebridge.service.epoch import Epoch
 from oncebridge.service.monitor import Monitor
+from oncebridge.service.routes import make_router
 from oncebridge.sources.api import Host, Inbox, Source
-from oncebridge.sources.intake import Intake
+from oncebridge.sources.pump import PumpInbox
 from oncebridge.sources.spool import Spool
 from oncebridge.stores.api import Store
 
@@ -46,56 +46,6 @@ _PURGE_S, _LOOK_S, _LEAVE_S = 10.0, 1.0, 5.0
 _PURGE_MOST = 5000
 _RECORD_S, _MEASURE_S, _SHARE_S, _COMPARE_S = 2.0, 10.0, 1.0, 300.0
 _PUT_UP_S = 30.0
-
-
-def gateways(
-    setup: Setup,
-    *,
-    hooks: Sequence[Hook] = (),
-    trip_hooks: Sequence[TripHook] = (),
-    tracer: Tracer | None = None,
-    clock: Clock = system_clock,
-) -> list[Gateway]:
-    """Make a gateway for each route of *setup*; they share store and dead letters."""
-    return [
-        Gateway(
-            store=setup.config.store.opened,
-            sink=setup.sink_of(route, clock=clock),
-            rules=route.rules,
-            dead=setup.config.dead.opened,
-            route=route.name,
-            settings=route.settings,
-            hooks=hooks,
-            trip_hooks=trip_hooks,
-            tracer=tracer,
-            clock=clock,
-        )
-        for route in setup.routes
-    ]
-
-
-def make_router(
-    setup: Setup,
-    *,
-    hooks: Sequence[Hook] = (),
-    trip_hooks: Sequence[TripHook] = (),
-    tracer: Tracer | None = None,
-    clock: Clock = system_clock,
-) -> Router:
-    """Make the routes of *setup*."""
-    made = gateways(setup, hooks=hooks, trip_hooks=trip_hooks, tracer=tracer, clock=clock)
-    return Router(
-        [
-            RouteEntry(gateway, route.match)
-            for gateway, route in zip(made, setup.routes, strict=True)
-        ],
-        dead=setup.config.dead.opened,
-        rules=setup.file_rules(),
-        discard_unrouted=setup.config.unrouted == "discard",
-        settings=setup.config.settings(),
-        hooks=hooks,
-        clock=clock,
-    )
 
 
 class DashboardPages(Protocol):
@@ -136,7 +86,7 @@ class Service:
             dice=dice,
         )
         self._epoch = Epoch(self.store, clock=clock, dice=dice)
-        debug = [_log_decision] if _log.isEnabledFor(logging.DEBUG) else []
+        debug = [_log_decisions] if _log.isEnabledFor(logging.DEBUG) else []
         self.router = make_router(
             setup,
             hooks=[self.monitor.decided, *hooks, *debug],
@@ -146,8 +96,8 @@ class Service:
         )
         self._keys = {one.route: one.rules.key_fingerprint() for one in self.router.gateways}
         self.spool = Spool(config.spool, config.spool_max) if config.spool else None
-        self._intake = Intake(self.router, batch=config.batch, is_open=lambda: self._is_open)
-        inbox: Inbox = self.spool or self._intake
+        self._direct = PumpInbox(self.router, batch=config.batch, is_open=lambda: self._is_open)
+        inbox: Inbox = self.spool or self._direct
         self._is_open = False
         """Store, sinks and dead letters are open."""
         self._host = Host(
@@ -223,8 +173,8 @@ class Service:
         """Return why events cannot be accepted right now; empty if they can."""
         stopping = ["shutting down"] if self._stopping.is_set() else []
         # Without the names of routes: no authentication is needed here.
-        spool, intake = self.spool, self._intake
-        found = spool.not_ready() if spool is not None else intake.not_ready(named=False)
+        spool, direct = self.spool, self._direct
+        found = spool.not_ready() if spool is not None else direct.not_ready(named=False)
         sources = [why for one in self.sources for why in getattr(one, "not_ready", list)()]
         return list(dict.fromkeys([*stopping, *found, *sources]))
 
@@ -322,7 +272,7 @@ class Service:
             source.stop()
         drained = await self.router.drain(grace or self._setup.config.grace)
         # Unrouted events on their way to the dead letters are in no gateway.
-        await self._intake.aclose(_LEAVE_S if drained else 0)
+        await self._direct.aclose(_LEAVE_S if drained else 0)
         runs = self._runs
         if runs:
             await asyncio.wait(runs, timeout=_LEAVE_S if drained else 0)
@@ -489,15 +439,15 @@ class Service:
         return {name: n - before[name] for name, n in now.items() if n != before[name]}
 
 
-def _log_decision(decision: Decision) -> None:
-    outcome = decision.outcome
-    _log.debug(
-        "oncebridge.decision",
-        extra={
-            "route": decision.route,
-            "verdict": outcome.verdict.value,
-            "rule": outcome.rule,
-            "key": outcome.key.hex(),
-            "reason": outcome.reason,
-        },
-    )
+def _log_decisions(decisions: Decisions) -> None:
+    for outcome in decisions.outcomes:
+        _log.debug(
+            "oncebridge.decision",
+            extra={
+                "route": decisions.route,
+                "verdict": outcome.verdict.value,
+                "rule": outcome.rule,
+                "key": outcome.key.hex(),
+                "reason": outcome.reason,
+            },
+        )

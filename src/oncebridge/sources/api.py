@@ -1,10 +1,11 @@
 """
 The contract of sources: where events come from.
 
-A source turns what it receives into records, passes them to the inbox or the router, and acts on
-the answer: an arrival that is acknowledged may be deleted at its origin, any other has to be
-delivered again. A source that reads (a file, a queue) passes batches to the router; one that is
-called (HTTP) puts single records into the inbox, which makes batches of them.
+A source turns what it receives into records, passes them to a pump or to the inbox, and acts on
+the answer that each record gets: an arrival that is acknowledged may be deleted at its origin, any
+other has to be delivered again. A source that reads (a file, a queue) has a pump of its own, see
+`oncebridge.sources.pump`; one that is called (HTTP) puts the records of each request into the
+inbox, which makes batches of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,23 +14,22 @@ from typing import Protocol
 from msgspec import Struct
 
 from oncebridge.base.clock import Clock, Dice
-from oncebridge.engine.router import Router, RouterAnswer
+from oncebridge.engine.router import OnAnswer, Router
 from oncebridge.stores.api import Store
 
-Done = Callable[[RouterAnswer], None]
 TraceparentReader = Callable[[str, str], str]
 """Return a `traceparent` from one, or else from X-Ray's header; empty if neither is valid."""
 
 
 class Inbox(Protocol):
-    """Accepts single records, and answers each when its outcome is known."""
+    """Accepts the records of requests, and answers each record when its outcome is known."""
 
-    def put(self, raw: bytes, done: Done) -> None:
-        """Accept one record; *done* is called once, now or later, on the same event loop."""
-        ...
+    def put(self, raws: Sequence[bytes], answered: OnAnswer) -> None:
+        """
+        Accept the records of one request.
 
-    def put_all(self, raws: Sequence[bytes], dones: Sequence[Done]) -> None:
-        """Accept the records of one request, in order, as `put` does each."""
+        *answered* is called once for each, now or later, with its index and its answer.
+        """
         ...
 
     def not_ready(self) -> list[str]:

@@ -24,15 +24,17 @@ from msgspec import Struct
 from oncebridge.base.clock import wait_until_set
 from oncebridge.base.line_files import file_path
 from oncebridge.base.options import Doc
-from oncebridge.engine.batch import Arrival
+from oncebridge.engine.router import RouterAnswer
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.events.event import Unreadable
 from oncebridge.events.framing import RawRecord, RecordReader
 from oncebridge.sources.api import Host
 from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
-from oncebridge.sources.relay import Relay, SourceRecord
+from oncebridge.sources.pump import Pump, SourceRecord
 
 _T = TypeVar("_T")
+_Place = tuple[int, int]
+"""The position after a record, and its last line."""
 _log = logging.getLogger("oncebridge")
 
 _SAMPLE = 4096
@@ -61,17 +63,15 @@ class FileSource:
         self._options = options or FileSourceOptions()
         self._file: BinaryIO | None = None
         self._records: RecordReader | None = None
-        self._relay: Relay | None = None
+        self._pump: Pump[_Place | None] | None = None
         self._checkpoint: Checkpoint | None = None
         self._host: Host | None = None
         self._reader = _ReaderThread()
         self._is_packed = False
-        self._place = (0, 0)
+        self._place: _Place = (0, 0)
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._taken: CheckpointTaken | None = None
-        self._lines: dict[int, int] = {}
-        """The line of each batch's end."""
         self.resumed_at = 0
         """The line at which a stopped run was resumed; 0: at the beginning."""
 
@@ -96,15 +96,12 @@ class FileSource:
             except OSError as error:
                 why = os.strerror(error.errno) if error.errno else type(error).__name__
                 raise ConfigError("source", f"file:{self._path}: {why}") from None
-        self._relay = Relay(
-            host.router,
-            take=self._take,
-            passed=self._passed if self._path else None,
-            batch=host.batch,
+        self._pump = Pump(
+            host.router, self._on_answer, in_order=self._path is not None, batch=host.batch
         )
 
     async def run(self) -> None:
-        assert self._relay is not None  # noqa: S101 - open before
+        assert self._pump is not None  # noqa: S101 - open before
         if self._path is not None and not await self._resume():
             return
         keeping = asyncio.create_task(self._keep_checkpoint())
@@ -112,7 +109,7 @@ class FileSource:
             # If the checkpoint is not kept any more, nothing more is read.
             keeping.add_done_callback(lambda _: self.stop())
         try:
-            await self._relay.run()
+            await self._pump.run(self._take)
         finally:
             self._ended.set()
             await keeping
@@ -122,8 +119,8 @@ class FileSource:
 
     def stop(self) -> None:
         self._stopping.set()
-        if self._relay is not None:
-            self._relay.stop()
+        if self._pump is not None:
+            self._pump.stop()
 
     def progress(self) -> tuple[int, int] | None:
         if self._path is None or self._file is None or self._file.closed:
@@ -136,26 +133,18 @@ class FileSource:
 
     # --- reading -----------------------------------------------------------------------
 
-    async def _take(self) -> list[SourceRecord]:
+    async def _take(self) -> list[SourceRecord[_Place | None]] | None:
         assert self._host is not None  # noqa: S101
         assert self._records is not None  # noqa: S101
         records = await self._reader.run(
             partial(self._records.read, self._host.batch, _BATCH_BYTES)
         )
-        if records and self._path is not None:
-            self._lines[records[-1].end] = records[-1].last_line
-        return [SourceRecord(record.end, (self._arrival(record),)) for record in records]
+        # The position is recorded for whole batches: each save releases the claim for a moment.
+        return [_record_of(record, is_last=record is records[-1]) for record in records] or None
 
-    def _arrival(self, record: RawRecord) -> Arrival:
-        assert self._host is not None  # noqa: S101
-        if record.too_long:
-            message = f"line {record.line}: too long to read; only its beginning is kept"
-            return Unreadable(record.raw, "too-large", message)
-        event = self._host.router.read(record.raw)
-        if isinstance(event, Unreadable):
-            message = f"line {record.line}: {event.message}"
-            return Unreadable(event.raw, event.reason, message)
-        return event
+    def _on_answer(self, place: _Place | None, answer: RouterAnswer) -> None:
+        if answer.acknowledge and place is not None:
+            self._place = place
 
     # --- resuming -----------------------------------------------------------------------
 
@@ -195,13 +184,9 @@ class FileSource:
         self._records = RecordReader(self._file, start=offset, line=self.resumed_at or 1)
         return True
 
-    async def _passed(self, end: int) -> None:
-        for known in [known for known in self._lines if known <= end]:
-            self._place = (known, self._lines.pop(known))
-
     async def _keep_checkpoint(self) -> None:
         """Record the position and keep the claim on the checkpoint, until the run has ended."""
-        assert self._relay is not None  # noqa: S101
+        assert self._pump is not None  # noqa: S101
         if self._checkpoint is None:
             return
         now_s = asyncio.get_running_loop().time
@@ -219,17 +204,17 @@ class FileSource:
                 continue  # the lease lasts a while, and events that are read twice are duplicates
             except CheckpointTaken as taken:
                 self._taken = taken
-                self._relay.stop()
+                self._pump.stop()
                 return
             saved, held_s = place, began_s
 
     async def _release_checkpoint(self) -> None:
         """Release the checkpoint with the position, or delete it at the end of the file."""
-        assert self._relay is not None  # noqa: S101
+        assert self._pump is not None  # noqa: S101
         if self._checkpoint is None or self._taken is not None:
             return
         try:
-            if self._relay.is_through:
+            if self._pump.is_through:
                 await self._checkpoint.clear()
             else:
                 await self._checkpoint.release(self._write_place())
@@ -240,7 +225,7 @@ class FileSource:
     def _write_place(self) -> bytes:
         return msgspec.json.encode((*self._place, self._file_mark(self._place[0])))
 
-    def _read_place(self, memo: bytes) -> tuple[int, int]:
+    def _read_place(self, memo: bytes) -> _Place:
         """Return where a run was stopped; (0, 0) if the file has changed."""
         try:
             offset, line, mark = msgspec.json.decode(memo, type=tuple[int, int, str])
@@ -257,6 +242,15 @@ class FileSource:
             return f"{stat.st_size} {stat.st_mtime_ns}"
         first = max(offset - _SAMPLE, 0)
         return _digest(os.pread(fd, offset - first, first))
+
+
+def _record_of(record: RawRecord, *, is_last: bool) -> SourceRecord[_Place | None]:
+    raw: bytes | Unreadable = record.raw
+    if record.too_long:
+        message = "too long to read; only its beginning is kept"
+        raw = Unreadable(record.raw, "too-large", message)
+    place = (record.end, record.last_line) if is_last else None
+    return SourceRecord(place, raw, origin=f"line {record.line}")
 
 
 def _digest(text: bytes) -> str:

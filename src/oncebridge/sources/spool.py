@@ -15,6 +15,7 @@ import fcntl
 import logging
 import os
 import sqlite3
+from collections import deque
 from collections.abc import Iterable, Sequence
 from math import inf
 from pathlib import Path
@@ -23,11 +24,10 @@ from typing import IO, Final
 from msgspec import Struct
 
 from oncebridge.base.private_files import open_private
-from oncebridge.engine.router import RouterAnswer
+from oncebridge.engine.router import OnAnswer, RouterAnswer
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
-from oncebridge.sources.api import Done, Host
-from oncebridge.sources.intake import report_answer
-from oncebridge.sources.relay import Relay, SourceRecord
+from oncebridge.sources.api import Host
+from oncebridge.sources.pump import Pump, SourceRecord
 from oncebridge.stores.sqlite.database import Disk, SQLiteFile, transaction, wal_limit
 
 _log = logging.getLogger("oncebridge")
@@ -102,9 +102,11 @@ class Spool:
         self._max_bytes = max_bytes
         self._file = SQLiteFile(path, name="spool", version=1, schema=_SCHEMA)
         self._lock: IO[bytes] | None = None
-        self._waiting: list[tuple[bytes, Done]] = []
+        self._waiting: deque[tuple[bytes, int, OnAnswer]] = deque()
+        """Records to write, each with its number in the request and the callback of that."""
         self._writer: asyncio.Task[None] | None = None
-        self._relay: Relay | None = None
+        self._deleter: asyncio.Task[None] | None = None
+        self._pump: Pump[int] | None = None
         self._host: Host | None = None
         self._taken = 0
         self._filled = asyncio.Event()
@@ -121,7 +123,7 @@ class Spool:
         self._has_warned = False
         self._prober: asyncio.Task[None] | None = None
         self._undeleted: list[int] = []
-        """Records that are final but could not be deleted yet."""
+        """Records that are final but not deleted yet."""
         self._is_closed = False
         self.depth = 0
         """The number of records in the spool."""
@@ -132,42 +134,43 @@ class Spool:
 
     # --- the inbox ---------------------------------------------------------------------
 
-    def put(self, raw: bytes, done: Done) -> None:
-        if len(self._waiting) >= _MOST_WAITING:
-            done(_FULL)
-            return
-        self._waiting.append((raw, done))
+    def put(self, raws: Sequence[bytes], answered: OnAnswer) -> None:
+        for at, raw in enumerate(raws):
+            if len(self._waiting) < _MOST_WAITING:
+                self._waiting.append((raw, at, answered))
+            else:
+                answered(at, _FULL)
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write())
 
-    def put_all(self, raws: Sequence[bytes], dones: Sequence[Done]) -> None:
-        for raw, done in zip(raws, dones, strict=True):
-            self.put(raw, done)
-
     def not_ready(self) -> list[str]:
         return [self._problem.what] if self._problem else []
-
-    def _next_batch(self) -> list[tuple[bytes, Done]]:
-        batch: list[tuple[bytes, Done]] = []
-        size = 0
-        for raw, done in self._waiting[:_MOST_AT_ONCE]:
-            size += len(raw)
-            if batch and size > self._batch_bytes:
-                break
-            batch.append((raw, done))
-        del self._waiting[: len(batch)]
-        return batch
 
     async def _write(self) -> None:
         """Write the waiting records, many at a time, with one fsync each time."""
         try:
             while self._waiting:
                 batch = self._next_batch()
-                answer = await self._insert([raw for raw, _ in batch])
-                for _, done in batch:
-                    report_answer(done, answer)
+                answer = await self._insert([raw for raw, _, _ in batch])
+                for _, at, answered in batch:
+                    try:
+                        answered(at, answer)
+                    except Exception as error:  # noqa: BLE001 - a source may raise anything
+                        # Its type only: the text of an exception may quote the event.
+                        extra = {"error": type(error).__name__}
+                        _log.error("oncebridge.answer_failed", extra=extra)
         finally:
             self._writer = None
+
+    def _next_batch(self) -> list[tuple[bytes, int, OnAnswer]]:
+        batch = [self._waiting.popleft()]
+        size = len(batch[0][0])
+        while self._waiting and len(batch) < _MOST_AT_ONCE:
+            size += len(self._waiting[0][0])
+            if size > self._batch_bytes:
+                break
+            batch.append(self._waiting.popleft())
+        return batch
 
     async def _insert(self, raws: Sequence[bytes]) -> RouterAnswer:
         size = sum(map(len, raws))
@@ -244,7 +247,7 @@ class Spool:
             while self._problem is not None:
                 await asyncio.sleep(_TRY_AGAIN_S)
                 try:
-                    await self._delete([])
+                    await self._delete()
                     await self._file.run(self._try_to_write)
                 except StoreError as error:
                     self._note_failure(error, self._needed)
@@ -273,23 +276,24 @@ class Spool:
         self.depth = await self._file.run(
             lambda db: db.execute("SELECT count(*) FROM oncebridge_spool").fetchone()[0]
         )
-        self._relay = Relay(host.router, take=self._take, final=self._on_final, batch=host.batch)
+        self._pump = Pump(host.router, self._on_answer, batch=host.batch)
 
     async def run(self) -> None:
-        assert self._relay is not None  # noqa: S101 - open before
-        await self._relay.run()
+        assert self._pump is not None  # noqa: S101 - open before
+        await self._pump.run(self._take)
 
     def stop(self) -> None:
-        if self._relay is not None:
-            self._relay.stop()
+        if self._pump is not None:
+            self._pump.stop()
 
     def progress(self) -> tuple[int, int] | None:
         return None
 
     async def aclose(self) -> None:
         self._is_closed = True
-        if self._writer is not None:
-            await self._writer
+        for task in (self._writer, self._deleter):
+            if task is not None:
+                await task
         if self._prober is not None:
             self._prober.cancel()
             await asyncio.wait([self._prober])
@@ -298,34 +302,43 @@ class Spool:
             self._lock.close()
             self._lock = None
 
-    async def _take(self) -> list[SourceRecord]:
+    async def _take(self) -> list[SourceRecord[int]]:
         """Return the next records, waiting until there are some."""
         assert self._host is not None  # noqa: S101
         most, after = self._host.batch, self._taken
-        while True:
-            self._filled.clear()
-            try:
-                rows = await self._file.run(lambda db: _take_rows(db.execute(_TAKE, (after, most))))
-            except StoreUnavailable as error:
-                _log.warning("oncebridge.spool_is_away", extra={"error": str(error)})
-                await asyncio.sleep(_TRY_AGAIN_S)
-                continue
-            if rows:
-                self._taken = rows[-1].place
-                return rows
-            await self._filled.wait()
-
-    async def _on_final(self, numbers: Sequence[int]) -> None:
+        self._filled.clear()
         try:
-            await self._delete(numbers)
+            rows = await self._file.run(lambda db: _take_rows(db.execute(_TAKE, (after, most))))
+        except StoreUnavailable as error:
+            _log.warning("oncebridge.spool_is_away", extra={"error": str(error)})
+            await asyncio.sleep(_TRY_AGAIN_S)
+            return []
+        if rows:
+            self._taken = rows[-1].handle
+        else:
+            await self._filled.wait()
+        return rows
+
+    def _on_answer(self, number: int, answer: RouterAnswer) -> None:
+        if answer.acknowledge:
+            self._undeleted.append(number)
+            if self._deleter is None:
+                self._deleter = asyncio.get_running_loop().create_task(self._delete_final())
+
+    async def _delete_final(self) -> None:
+        """Delete the records that are final, as many as there are at a time."""
+        try:
+            while self._undeleted:
+                await self._delete()
         except StoreError as error:
             # If that lasts, they are read again after a restart, and are duplicates then.
             self._note_failure(error, self._needed)
+        finally:
+            self._deleter = None
 
-    async def _delete(self, numbers: Sequence[int]) -> None:
-        """Delete records, also those that could not be deleted before."""
-        numbers = [*self._undeleted, *numbers]
-        self._undeleted = []
+    async def _delete(self) -> None:
+        """Delete the records that are final, also those that could not be deleted before."""
+        numbers, self._undeleted = self._undeleted, []
 
         def delete(db: sqlite3.Connection) -> None:
             with transaction(db):
@@ -368,12 +381,12 @@ def _problem_of(error: StoreError) -> _WriteProblem:
     return _DISK_FULL if code == sqlite3.SQLITE_FULL else _FAILING
 
 
-def _take_rows(rows: Iterable[tuple[int, bytes]]) -> list[SourceRecord]:
+def _take_rows(rows: Iterable[tuple[int, bytes]]) -> list[SourceRecord[int]]:
     """Return rows up to the size of a batch."""
-    taken: list[SourceRecord] = []
+    taken: list[SourceRecord[int]] = []
     size = 0
     for number, raw in rows:
-        taken.append(SourceRecord(number, (raw,)))
+        taken.append(SourceRecord(number, raw))
         size += len(raw)
         if size >= _BATCH_BYTES:
             break

@@ -33,10 +33,10 @@ starts again from nothing.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum, IntEnum
-from itertools import accumulate
 from typing import Any, ClassVar, Final, Generic, Literal, Protocol, Self, TypeVar, Union
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncebridge.events.key import Part
 
@@ -162,6 +162,8 @@ class Columns(Struct, Generic[_Row], frozen=True, gc=False):
     """A batch of requests about one key each: a sequence of rows, held as columns."""
 
     row: ClassVar[Any]
+    per_key: ClassVar[frozenset[str]] = frozenset()
+    """The columns with one value per key, if that is not one per row."""
 
     keys: list[bytes]
 
@@ -178,18 +180,29 @@ class Columns(Struct, Generic[_Row], frozen=True, gc=False):
         """Return several batches as one; their keys have to be distinct."""
         if len(batches) == 1:
             return batches[0]
+        rows, keys = [len(one) for one in batches], [len(one.keys) for one in batches]
         return cls(
             *[
-                _joined([getattr(one, name) for one in batches], [len(one.keys) for one in batches])
+                _joined(
+                    [getattr(one, name) for one in batches], keys if name in cls.per_key else rows
+                )
                 for name in cls.__struct_fields__
             ]
         )
 
     def select(self, positions: Sequence[int]) -> Self:
-        """Return the items at *positions* as a batch of their own."""
+        """Return the rows at *positions* as a batch of their own."""
+        keys = [on for at in positions for on in self.places(at)]
         return type(self)(
-            *[_selected(getattr(self, name), positions) for name in self.__struct_fields__]
+            *[
+                _selected(getattr(self, name), keys if name in self.per_key else positions)
+                for name in self.__struct_fields__
+            ]
         )
+
+    def places(self, at: int) -> range:
+        """Return where the keys of the row at position *at* are in `keys`."""
+        return range(at, at + 1)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -199,10 +212,10 @@ class Columns(Struct, Generic[_Row], frozen=True, gc=False):
         return row
 
     def __iter__(self) -> Iterator[_Row]:
-        return iter([self[at] for at in range(len(self.keys))])
+        return iter([self[at] for at in range(len(self))])
 
 
-class Wants(Struct, frozen=True, gc=False):
+class Wants(Columns[Want], frozen=True, gc=False):
     """
     A batch of claims: a sequence of `Want`, held as columns.
 
@@ -211,11 +224,13 @@ class Wants(Struct, frozen=True, gc=False):
     value per key, the other columns have one per event.
     """
 
-    keys: list[bytes]
-    token: Column[bytes]
-    generation: Column[bytes]
-    lease_ms: Column[int]
-    keep_ms: Column[int]
+    row: ClassVar = Want
+    per_key: ClassVar = frozenset({"keys", "hash", "slide_ms"})
+
+    token: Column[bytes] = b""
+    generation: Column[bytes] = b""
+    lease_ms: Column[int] = 0
+    keep_ms: Column[int] = 0
     memo: Column[bytes] = b""
     hash: Column[bytes] = b""
     slide_ms: Column[int] = 0
@@ -226,57 +241,23 @@ class Wants(Struct, frozen=True, gc=False):
         """Return *rows* as columns; what they have in common becomes one value."""
         wants = [*rows]
         if not wants:
-            return cls([], b"", b"", 0, 0)
+            return cls([])
         parts = [part for want in wants for part in want.parts]
-        return cls(
-            [part.key for part in parts],
-            folded([want.token for want in wants]),
-            folded([want.generation for want in wants]),
-            folded([want.lease_ms for want in wants]),
-            folded([want.keep_ms for want in wants]),
-            folded([want.memo for want in wants]),
+        names = ("token", "generation", "lease_ms", "keep_ms", "memo")
+        columns: list[Any] = [folded([getattr(want, name) for want in wants]) for name in names]
+        columns += [
             folded([part.hash for part in parts]),
             folded([part.slide_ms for part in parts]),
-            [len(want.parts) for want in wants] if len(parts) > len(wants) else None,
-        )
+        ]
+        sizes = [len(want.parts) for want in wants] if len(parts) > len(wants) else None
+        return cls(*[[part.key for part in parts], *columns, sizes])
 
     @classmethod
-    def joined(cls, batches: "Sequence[Wants]") -> "Wants":
+    def joined(cls, batches: Sequence[Self]) -> Self:
         """Return several batches as one; their keys have to be distinct."""
-        if len(batches) == 1:
-            return batches[0]
-        sizes = None
         if any(one.sizes for one in batches):
-            sizes = [size for one in batches for size in one.sizes or [1] * len(one.keys)]
-        events, keys = [len(one) for one in batches], [len(one.keys) for one in batches]
-        return cls(
-            [key for one in batches for key in one.keys],
-            _joined([one.token for one in batches], events),
-            _joined([one.generation for one in batches], events),
-            _joined([one.lease_ms for one in batches], events),
-            _joined([one.keep_ms for one in batches], events),
-            _joined([one.memo for one in batches], events),
-            _joined([one.hash for one in batches], keys),
-            _joined([one.slide_ms for one in batches], keys),
-            sizes,
-        )
-
-    def select(self, positions: Sequence[int]) -> "Wants":
-        """Return the events at *positions* as a batch of their own."""
-        keys: Sequence[int] = positions
-        if self.sizes is not None:
-            keys = [at for position in positions for at in self.places(position)]
-        return Wants(
-            _selected(self.keys, keys),
-            _selected(self.token, positions),
-            _selected(self.generation, positions),
-            _selected(self.lease_ms, positions),
-            _selected(self.keep_ms, positions),
-            _selected(self.memo, positions),
-            _selected(self.hash, keys),
-            _selected(self.slide_ms, keys),
-            None if self.sizes is None else _selected(self.sizes, positions),
-        )
+            batches = [replace(one, sizes=one.sizes or [1] * len(one.keys)) for one in batches]
+        return super().joined(batches)
 
     def places(self, at: int) -> range:
         """Return where the keys of the event at position *at* are in `keys`."""
@@ -289,21 +270,7 @@ class Wants(Struct, frozen=True, gc=False):
         return len(self.keys) if self.sizes is None else len(self.sizes)
 
     def __getitem__(self, at: int) -> Want:
-        return self._row(at, self.places(at))
-
-    def __iter__(self) -> Iterator[Want]:
-        if self.sizes is None:
-            return iter([self._row(at, range(at, at + 1)) for at in range(len(self.keys))])
-        ends = accumulate(self.sizes)
-        return iter(
-            [
-                self._row(at, range(end - size, end))
-                for at, (size, end) in enumerate(zip(self.sizes, ends, strict=True))
-            ]
-        )
-
-    def _row(self, at: int, places: range) -> Want:
-        keys, hash_, slide_ms = self.keys, self.hash, self.slide_ms
+        keys, hash_, slide_ms, places = self.keys, self.hash, self.slide_ms, self.places(at)
         if hash_ or slide_ms:
             parts = tuple([Part(keys[on], _at(hash_, on), _at(slide_ms, on)) for on in places])
         else:

@@ -8,6 +8,7 @@ A span has the route, the rule, the verdict and the beginning of the key; never 
 unsampled arrival costs only the sampling decision, which is forwarded to the receiver.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from opentelemetry import trace
@@ -48,25 +49,27 @@ class Spans:
         self._tracer = tracer or trace.get_tracer("oncebridge")
         self._reads = reads
         self._sends = sends
-        self._attributes: dict[str, _Attributes] = {}
-        """Attributes of arrivals by route: before the verdict, they differ in nothing else."""
 
-    def arrived(self, route: str, event: Event | Unreadable) -> "hooks.Trace | None":
-        """Begin the span of an arrival."""
+    def arrived(
+        self, route: str, events: Sequence[Event | Unreadable]
+    ) -> "list[hooks.Trace | None]":
+        """Begin the spans of arrivals."""
+        attributes = _operation("process", "process", route)
+        return [self._begin(route, event, attributes) for event in events]
+
+    def _begin(
+        self, route: str, event: Event | Unreadable, attributes: "_Attributes"
+    ) -> "hooks.Trace | None":
         parent = event.context or (self._reads and _in_event(event))
         span = self._tracer.start_span(
             "oncebridge process",
             context=_context(parent) if parent else None,
             kind=SpanKind.CONSUMER,
-            attributes=self._attributes.get(route) or self._attributes_of(route),
+            attributes=attributes,
         )
         if not span.is_recording():
             return _UnsampledArrival(_written(span)) if self._sends else None
         return _TracedArrival(self._tracer, span, route, event, sends=self._sends)
-
-    def _attributes_of(self, route: str) -> "_Attributes":
-        made = self._attributes[route] = _operation("process", "process", route)
-        return made
 
 
 class _UnsampledArrival:

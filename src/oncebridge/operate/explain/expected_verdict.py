@@ -1,22 +1,24 @@
 """
 Predicts what a route would do with an event now.
 
-It applies the transitions of the stores (`oncebridge.stores.transitions`) to records that were
-only read: nothing is claimed and nothing changes.
+It follows the steps that the gateway would take (`oncebridge.engine.decide`). The store's answers
+come from the transitions (`oncebridge.stores.transitions`) of records that were only read:
+nothing is claimed and nothing changes.
 
 It also decides which records belong to an event. Another event may have the same key with
 different content, and an action on the one must not touch the other.
 """
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.base.clock import ms
 from oncebridge.engine import pauses
-from oncebridge.engine.memos import EntityState, Memo, first_arrival, why_incomparable
+from oncebridge.engine.decide import Action, Policy, Step, after_claim, after_entity, first_step
+from oncebridge.engine.memos import NO_STATE, EntityState, Memo, first_arrival, why_incomparable
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import First, Verdict
 from oncebridge.events.key import Part, conflict_key
@@ -28,6 +30,7 @@ from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     Busy,
     Claim,
+    ClaimAnswer,
     Duplicate,
     Fate,
     Mismatch,
@@ -45,17 +48,22 @@ ENDED: Final = {
     Fate.UNCHANGED: "it was unchanged",
     Fate.DROPPED: "it was dropped as a conflict",
 }
+_CLASH: Final = "another event has the same key with different content"
 _CONFLICTS: Final = {
-    "deliver": "another event has the same key with different content; this one is delivered as a separate event",
-    "dead": "another event has the same key with different content; this one goes to the dead letters",
-    "duplicate": "another event has the same key with different content; this one is dropped",
+    Action.SEND: "this one is delivered as a separate event",
+    Action.BURY: "this one goes to the dead letters",
+    Action.DROP: "this one is dropped",
 }
-_SENT: Final = {"deliver": "it is delivered", "dead": "it goes to the dead letters"}
+_INCOMPARABLE: Final = {Action.SEND: "it is delivered", Action.BURY: "it goes to the dead letters"}
 _ON_ROUTES: Final = ("pause", "resume")
 _OUTDATED: Final = {
     Verdict.STALE: "a newer state of the entity was delivered",
     Verdict.UNCHANGED: "the same state of the entity was delivered just now",
 }
+
+
+Records = Mapping[bytes, Record | None]
+"""The records that were read, by key."""
 
 
 def contents(way: RouteIdentity) -> dict[bytes, bytes]:
@@ -77,7 +85,7 @@ def belongs_to_event(record: Record | None, own: Mapping[bytes, bytes]) -> bool:
     return not record.hash or not content or record.hash == content
 
 
-def touched(own: Mapping[bytes, bytes], found: Mapping[bytes, Record | None]) -> dict[bytes, bytes]:
+def touched(own: Mapping[bytes, bytes], found: Records) -> dict[bytes, bytes]:
     """Return those of *own* contents whose records do not belong to another event."""
     return {
         key: content
@@ -90,15 +98,20 @@ class ExpectedVerdict(Struct, frozen=True):
     """The verdict that a route would reach now, and why."""
 
     verdict: Verdict
+    action: Action
+    """What the gateway would do."""
     why: str = ""
     first: First | None = None
     fate: Fate | None = None
     key: bytes = b""
     """The key whose record is the reason, if any."""
-    policy: str = ""
-    """What the rule does with a conflict, if it is one."""
-    is_shadow: bool = False
-    """In shadow mode: it is forwarded, whatever the verdict."""
+    enforced: "ExpectedVerdict | None" = None
+    """In shadow mode, if it is forwarded: what it would be in enforce mode."""
+
+    @property
+    def is_shadow(self) -> bool:
+        """Return whether it is forwarded, whatever the verdict."""
+        return self.enforced is not None
 
 
 class RecordStatus(Struct, frozen=True):
@@ -170,17 +183,13 @@ class RecordView:
 
     async def look_at(self, keys: Sequence[bytes]) -> None:
         """Read the records of *keys* and their operator actions; forget all others."""
-        self._found.clear()
         self.now_ms = await self._store.now_ms()
-        await self._fetch(keys)
+        names = [key for key in dict.fromkeys(keys) if key]
+        there = await self._store.peek(names) if names else []
+        self._found = dict(zip(names, there, strict=True))
         self._actions = await operator_log.read(
             self._store, [operator_log.event_log_key(key) for key in keys if key]
         )
-
-    async def _fetch(self, keys: Iterable[bytes]) -> None:
-        missing = [key for key in dict.fromkeys(keys) if key and key not in self._found]
-        if missing:
-            self._found.update(zip(missing, await self._store.peek(missing), strict=True))
 
     def standing(self, key: bytes, own: Mapping[bytes, bytes] | None = None) -> RecordStatus:
         """Return the status of a record that was read."""
@@ -223,104 +232,101 @@ class RecordView:
         acts = self._actions.get(operator_log.route_log_key(route), OperatorActions()).acts
         return next((act for act in reversed(acts) if act.verb == "pause"), None)
 
-    async def judge(self, plan: Plan, settings: Settings) -> ExpectedVerdict:
-        """Return the verdict for an event with *plan*."""
-        judged = await self._judge(plan, settings)
-        # Senders that are not allowed stay out in shadow mode, too.
-        is_shadow = settings.mode == "shadow" and not plan.refused
-        return replace(judged, is_shadow=True) if is_shadow else judged
-
-    async def _judge(self, plan: Plan, settings: Settings) -> ExpectedVerdict:
-        match plan.action:
-            case "discard":
-                return ExpectedVerdict(Verdict.DISCARDED)
-            case "bypass":
-                return ExpectedVerdict(Verdict.BYPASSED)
-            case "dead" if not plan.parts:
-                return ExpectedVerdict(Verdict.DEAD, plan.message)
-        clash: Mismatch | None = None
-        while True:
-            await self._fetch(part.key for part in plan.parts)
-            answer = self._ask(plan.parts, settings, plan.keep_ms)
-            match answer:
-                case Mismatch():
-                    clash = clash or answer
-                    plan = plan.in_conflict(answer.key)
-                case Duplicate():
-                    return ExpectedVerdict(
-                        Verdict.DUPLICATE,
-                        ENDED[answer.fate],
-                        first_arrival(answer.memo),
-                        answer.fate,
-                        answer.key,
-                    )
-                case Busy():
-                    standing = self.standing(answer.key)
-                    first = first_arrival(standing.record.memo) if standing.record else None
-                    return ExpectedVerdict(Verdict.BUSY, held(standing), first, key=answer.key)
-                case _ if plan.action == "dead":
-                    return ExpectedVerdict(Verdict.DEAD, plan.message)
-                case _:
-                    assert isinstance(answer, Claim)  # noqa: S101 - there is no other answer
-                    return self._claimed(plan, settings, answer, clash)
-
-    def outdated(self, plan: Plan) -> Verdict | None:
-        """Return the verdict that the state of the entity forces on *plan*, if any."""
-        return (
-            self._entity_state(plan).judge(plan, self.now_ms)
-            if plan.entity and plan.parts
-            else None
-        )
-
-    def _entity_state(self, plan: Plan) -> EntityState:
-        record = self._found.get(plan.entity)
-        return EntityState.read(record.memo) if record else EntityState()
-
-    def _ask(self, parts: tuple[Part, ...], settings: Settings, keep_ms: int) -> object:
-        want = Want(parts, _UNUSED_TOKEN, _UNUSED_TOKEN, ms(settings.lease), keep_ms)
-        return transitions.claim([self._found[part.key] for part in parts], want, self.now_ms)[0]
-
-    def _claimed(
-        self, plan: Plan, settings: Settings, claim: Claim, clash: Mismatch | None
+    def judge(
+        self, plan: Plan, settings: Settings, *, without: Iterable[bytes] = ()
     ) -> ExpectedVerdict:
-        tried = max(each.attempts for each in claim.held) - 1
-        policy = plan.rule.on_conflict
-        if settings.mode != "shadow":  # in shadow mode it is forwarded
-            if tried >= settings.max_attempts:
-                why = f"it was tried {tried} times"
-                return _conflict(clash, "dead") if clash else ExpectedVerdict(Verdict.DEAD, why)
-            if clash is not None and policy != "deliver":
-                return _conflict(clash, policy)
-        if plan.entity:
-            answer = self._ask((Part(plan.entity),), settings, plan.keep_ms)
-            if isinstance(answer, Busy):
-                why = f"the entity is {held(self.standing(plan.entity))}"
-                return ExpectedVerdict(Verdict.BUSY, why, key=plan.entity)
-            if isinstance(answer, Claim):
-                state = self._entity_state(plan)
-                outdated = state.judge(plan, self.now_ms)
-                if outdated is Verdict.CONFLICT:
-                    why = why_incomparable(state, plan, self.now_ms)
-                    sent = policy if policy == "deliver" else "dead"
-                    return ExpectedVerdict(Verdict.CONFLICT, f"{why}; {_SENT[sent]}", policy=sent)
-                if outdated is not None:
-                    return ExpectedVerdict(outdated, _OUTDATED[outdated])
-        if clash is not None:
-            return _conflict(clash, policy)
-        return ExpectedVerdict(Verdict.DELIVERED, _after_attempts(tried))
+        """Return the verdict for an event with *plan*, if the records *without* were removed."""
+        found: Records = ChainMap(dict.fromkeys(without), self._found)
+        policy = Policy.of(settings)
+        judged = _expect(plan, policy, found, self.now_ms)
+        # Senders that are not allowed stay out in shadow mode, too.
+        if not policy.is_shadow or judged.action is not Action.SEND:
+            return judged
+        enforcing = replace(policy, is_shadow=False)
+        return replace(judged, enforced=_expect(plan, enforcing, found, self.now_ms))
 
 
-def _after_attempts(tried: int) -> str:
-    if not tried:
-        return ""
-    return "after 1 failed attempt" if tried == 1 else f"after {tried} failed attempts"
+class _End(Struct, frozen=True):
+    """Where the steps of the gateway end."""
+
+    step: Step
+    plan: Plan
+    answer: ClaimAnswer | None
+    """The last one of the store."""
+    clash: Mismatch | None
+    """The record of another event with the same key, if there is one."""
+    tried: int
+    """How many attempts there were before."""
+    state: EntityState = NO_STATE
 
 
-def _conflict(clash: Mismatch, policy: str) -> ExpectedVerdict:
-    why = _CONFLICTS[policy]
-    return ExpectedVerdict(
-        Verdict.CONFLICT, why, first_arrival(clash.memo), key=clash.key, policy=policy
-    )
+def _expect(plan: Plan, policy: Policy, found: Records, now_ms: int) -> ExpectedVerdict:
+    """Return where the steps of the gateway end, and why."""
+    end = _follow(plan, policy, found, now_ms)
+    step, answer, clash = end.step, end.answer, end.clash
+    why, first, fate, key = "", None, None, b""
+    if isinstance(answer, Duplicate):
+        why, first = ENDED[answer.fate], first_arrival(answer.memo)
+        fate, key = answer.fate, answer.key
+    elif isinstance(answer, Busy):
+        standing = RecordStatus.of(answer.key, found.get(answer.key), now_ms)
+        why, key = held(standing), answer.key
+        if key == plan.entity:
+            why = f"the entity is {why}"
+        elif standing.record is not None:
+            first = first_arrival(standing.record.memo)
+    elif step.verdict is Verdict.CONFLICT and step.reason != "version" and clash is not None:
+        why, first, key = (
+            f"{_CLASH}; {_CONFLICTS[step.action]}",
+            first_arrival(clash.memo),
+            clash.key,
+        )
+    else:
+        why = _why(end, now_ms)
+    return ExpectedVerdict(step.verdict, step.action, why, first, fate, key)
+
+
+def _why(end: _End, now_ms: int) -> str:
+    step, plan, tried = end.step, end.plan, end.tried
+    match step.verdict:
+        case Verdict.CONFLICT:
+            return f"{why_incomparable(end.state, plan, now_ms)}; {_INCOMPARABLE[step.action]}"
+        case Verdict.STALE | Verdict.UNCHANGED:
+            return _OUTDATED[step.verdict]
+        case Verdict.DEAD:
+            return plan.message or f"it was tried {tried} times"
+        case Verdict.DELIVERED if tried:
+            return f"after {tried} failed attempt{'s' if tried > 1 else ''}"
+        case _:
+            return ""
+
+
+def _follow(plan: Plan, policy: Policy, found: Records, now_ms: int) -> _End:
+    """Take the steps that the gateway would take, with the answers that a store would give."""
+    step, answer = first_step(plan, policy), None
+    clash: Mismatch | None = None
+    while step.action is Action.CLAIM:
+        assert step.plan is not None  # noqa: S101 - this step has one
+        plan = step.plan
+        answer = _ask(plan.parts, found, now_ms)
+        if isinstance(answer, Mismatch):
+            clash = clash or answer
+        step = after_claim(plan, answer, policy, is_conflict=clash is not None)
+    tried = max(held.attempts for held in answer.held) - 1 if isinstance(answer, Claim) else 0
+    if step.action is not Action.CLAIM_ENTITY:
+        return _End(step, plan, answer, clash, tried)
+    answer = _ask((Part(plan.entity),), found, now_ms)
+    if not isinstance(answer, Claim):
+        return _End(after_claim(plan, answer, policy), plan, answer, clash, tried)
+    state = EntityState.read(answer.held[0].memo)
+    step = after_entity(plan, state, now_ms, policy, is_conflict=clash is not None)
+    return _End(step, plan, answer, clash, tried, state)
+
+
+def _ask(parts: tuple[Part, ...], found: Records, now_ms: int) -> ClaimAnswer:
+    """Return what the store would answer to a claim; the lease and the window do not matter."""
+    want = Want(parts, _UNUSED_TOKEN, _UNUSED_TOKEN, lease_ms=1, keep_ms=1)
+    return transitions.claim([found.get(part.key) for part in parts], want, now_ms)[0]
 
 
 def held(standing: RecordStatus) -> str:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.causes import Cause, Sighting, duplicate_cause, likely_cause, remembered
+from oncebridge.engine.decide import Action
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.differences import changes
 from oncebridge.events.event import Event, Unreadable
@@ -36,6 +37,7 @@ Wanted = Callable[[Event, Sequence[RouteIdentity]], bool]
 """Whether an event, with its identity on each route, is to be explained."""
 
 _BATCH = 200
+_BURIED = ExpectedVerdict(Verdict.DEAD, Action.BURY)
 _MOST_REMEMBERED = 64 * 1024 * 1024
 
 
@@ -129,7 +131,7 @@ class _Explainer:
         self, line: int, event: Event, way: RouteIdentity, earlier: "_Seen | None"
     ) -> Explanation:
         plan, look = way.plan, self._look
-        judged = await look.judge(plan, way.route.settings) if look else None
+        judged = look.judge(plan, way.route.settings) if look else None
         then = events_in(earlier.raw, self._settings)[0] if earlier else None
         own = contents(way)
         entity, version = _expressions(plan)
@@ -194,7 +196,7 @@ class _Explainer:
             event=event,
             rule=plan.rule.name if plan is not None else None,
             why=f"no route matches it{said}",
-            judged=ExpectedVerdict(Verdict.DEAD if is_kept else Verdict.DISCARDED),
+            judged=_BURIED if is_kept else ExpectedVerdict(Verdict.DISCARDED, Action.SETTLE),
         )
 
 
@@ -216,7 +218,7 @@ def _unreadable(line: int, event: Unreadable) -> Explanation:
         action="dead",
         reason=event.reason,
         why=event.message,
-        judged=ExpectedVerdict(Verdict.DEAD),
+        judged=_BURIED,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from oncebridge.base.formatting import iso_time
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.causes import MEANINGS, Cause
+from oncebridge.engine.decide import UNKEYED, Action
 from oncebridge.engine.verdict import First, Verdict
 from oncebridge.operate.explain.expected_verdict import ENDED, ExpectedVerdict, RecordStatus
 from oncebridge.operate.explain.explanation import Explanation, KeyExplanation
@@ -83,11 +84,12 @@ def summary(explanation: Explanation) -> str:
 def _shadow_mode(explanation: Explanation) -> str:
     """Return what shadow mode changes; empty if nothing."""
     judged = explanation.judged
-    if judged is None or not judged.is_shadow:
+    if judged is None or judged.enforced is None:
         return ""
-    end = _ENFORCED.get(judged.verdict, "")
-    if judged.verdict is Verdict.CONFLICT:
-        end = _CONFLICTS[judged.policy]
+    enforced = judged.enforced
+    end = _ENFORCED.get(enforced.verdict, "")
+    if enforced.verdict is Verdict.CONFLICT:
+        end = _CONFLICTS[enforced.action]
     if not end:
         return ""
     return (
@@ -96,9 +98,9 @@ def _shadow_mode(explanation: Explanation) -> str:
 
 
 _CONFLICTS: Final = {
-    "deliver": "",
-    "dead": "would go to the dead letters as a conflict",
-    "duplicate": "would be dropped as a conflict",
+    Action.SEND: "",
+    Action.BURY: "would go to the dead letters as a conflict",
+    Action.DROP: "would be dropped as a conflict",
 }
 _ENFORCED: Final = {
     Verdict.DUPLICATE: "would be dropped as a duplicate",
@@ -128,11 +130,12 @@ def _verdict(explanation: Explanation) -> str:
             return _busy(explanation, judged)
         case Verdict.DELIVERED:
             return _not_yet(explanation.standing, f"it would be delivered{by}")
+        case Verdict.CONFLICT if not judged.key:
+            return f"This event is a conflict{on}: {why}."
         case Verdict.CONFLICT:
             other = f"{_arrived(judged.first)} " if judged.first else ""
-            end = _OTHER_CONTENT["deliver" if judged.is_shadow else judged.policy]
             text = f"Another event has the same key{on}, with different content. {other}"
-            return f"{text}This one {end}."
+            return f"{text}This one {_OTHER_CONTENT[judged.action]}."
         case Verdict.DISCARDED | Verdict.DEAD if judged.is_shadow:
             return f"Reason: {why}."
         case _:
@@ -141,15 +144,15 @@ def _verdict(explanation: Explanation) -> str:
 
 
 _OTHER_CONTENT: Final = {
-    "deliver": "is delivered as a separate event",
-    "dead": "goes to the dead letters",
-    "duplicate": "is dropped",
+    Action.SEND: "is delivered as a separate event",
+    Action.BURY: "goes to the dead letters",
+    Action.DROP: "is dropped",
 }
 
 
 def _without_store(explanation: Explanation) -> str:
     if explanation.action != "deduplicate":
-        return _HERE[_ACTIONS[explanation.action]].format(
+        return _HERE[UNKEYED[explanation.action]].format(
             by=f" by route {explanation.route}",
             on=f" on route {explanation.route}",
             why=explanation.why,
@@ -171,13 +174,6 @@ _SECOND: Final = {
     "deliver": "both are delivered, the second as a conflict",
     "dead": "the second goes to the dead letters as a conflict",
     "duplicate": "the second is dropped as a conflict",
-}
-
-
-_ACTIONS: Final = {
-    "bypass": Verdict.BYPASSED,
-    "discard": Verdict.DISCARDED,
-    "dead": Verdict.DEAD,
 }
 
 

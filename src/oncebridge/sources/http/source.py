@@ -22,17 +22,18 @@ import logging
 import math
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 import msgspec
 
+from oncebridge import __version__
 from oncebridge.base.options import Doc, Size
 from oncebridge.base.secrets import Address
 from oncebridge.engine.cpu_turns import SMALL
-from oncebridge.engine.router import RouterAnswer
+from oncebridge.engine.router import Collector, OnAnswer, RouterAnswer
 from oncebridge.engine.verdict import Outcome
 from oncebridge.errors import ConfigError
 from oncebridge.events.framing import BadGzip, TooLarge, TooMany, gunzip, split_body
@@ -43,7 +44,7 @@ from oncebridge.http.client_address import TrustedProxies, proxy_errors
 from oncebridge.http.cross_site import OwnNames, host_errors, requested_host
 from oncebridge.http.health import ALIVE, readiness
 from oncebridge.http.server import Request, Response, Server, ServerLimits
-from oncebridge.sources.api import Done, Host, TraceparentReader
+from oncebridge.sources.api import Host, TraceparentReader
 from oncebridge.sources.http.openapi import describe
 
 _log = logging.getLogger("oncebridge")
@@ -181,8 +182,6 @@ class HttpSource:
     # --- the life of a source ----------------------------------------------------------
 
     async def open(self, host: Host) -> None:
-        from oncebridge import __version__  # noqa: PLC0415 - the package imports its parts
-
         options = self._options
         self._host = host
         self._context = host.context
@@ -360,7 +359,7 @@ class HttpSource:
         if self._context is not None and (context := _context(request, self._context)):
             records = [BytesWithContext.of(raw, context) for raw in records]
         assert self._host is not None  # noqa: S101 - open before it serves
-        self._host.inbox.put_all(records, pending.expect(len(records), is_one=is_one))
+        self._host.inbox.put(records, pending.expect(len(records), is_one=is_one))
 
     def _readiness(self) -> Response:
         assert self._host is not None  # noqa: S101
@@ -442,32 +441,24 @@ def _refuse_large_body(request: Request) -> Response | None:
 class _PendingRequest:
     """One request that waits for the outcomes of its events."""
 
-    __slots__ = ("_answers", "_is_one", "_left", "_respond", "is_answered")
+    __slots__ = ("_answers", "_is_one", "_respond", "is_answered")
 
     def __init__(self, respond: Callable[[Response], None]) -> None:
         self._respond = respond
-        self._answers: list[RouterAnswer | None] = [None]
-        self._left = 0
+        self._answers: Sequence[RouterAnswer | None] = [None]
         self._is_one = True
         self.is_answered = False
 
-    def expect(self, count: int, *, is_one: bool) -> list[Done]:
-        """Wait for *count* answers; return the callbacks that take them, in order."""
-        self._answers = [None] * count
-        self._left = count
-        self._is_one = is_one
+    def expect(self, count: int, *, is_one: bool) -> OnAnswer:
+        """Wait for *count* answers; return the callback that takes them."""
+        collector = Collector[RouterAnswer](count, self._respond_with)
+        self._answers, self._is_one = collector.answers, is_one
         if not count:
             self.answer_with_known()
-        return [self._done(at) for at in range(count)]
+        return collector.take
 
-    def _done(self, at: int) -> Done:
-        def done(answer: RouterAnswer) -> None:
-            self._answers[at] = answer
-            self._left -= 1
-            if not self._left:
-                self.answer_with_known()
-
-        return done
+    def _respond_with(self, _: Sequence[RouterAnswer]) -> None:
+        self.answer_with_known()
 
     def answer_with_known(self) -> None:
         """Respond with the answers there are; the other events continue, and a retry finds them."""
@@ -481,7 +472,7 @@ class _PendingRequest:
             self._respond(response)
 
 
-def _response(answers: list[RouterAnswer | None], *, is_one: bool) -> Response:
+def _response(answers: Sequence[RouterAnswer | None], *, is_one: bool) -> Response:
     results = [_result(answer) for answer in answers]
     status = max([result["status"] for result in results], default=200)
     body = _encode(results[0] if is_one else {"results": results})

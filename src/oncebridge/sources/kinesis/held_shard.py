@@ -1,7 +1,7 @@
 """
 One shard, for as long as this worker holds its checkpoint.
 
-Records go through a relay, with a lane for each partition key. The position that is saved is the
+Records go through a pump, with a lane for each partition key. The position that is saved is the
 last record up to which everything is final, about every second while it moves. The claim on the
 checkpoint is extended meanwhile; if another worker has taken it over, this one stops. At a stop
 the position is saved and the checkpoint released, so that another worker can continue at once.
@@ -9,7 +9,6 @@ the position is saved and the checkpoint released, so that another worker can co
 
 import asyncio
 import logging
-from collections import deque
 from datetime import timedelta
 from typing import Final
 
@@ -17,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.base.clock import Clock, ms, wait_until_set
-from oncebridge.engine.batch import Arrival
+from oncebridge.engine.router import RouterAnswer
 from oncebridge.errors import StoreError
 from oncebridge.events.event import Unreadable
 from oncebridge.sources.api import Host
@@ -25,7 +24,7 @@ from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
 from oncebridge.sources.kinesis.shard_feed import ShardFeed
 from oncebridge.sources.kinesis.shards import END, ShardProgress
 from oncebridge.sources.kinesis.stream import KinesisRecord, RecordPage, Shard
-from oncebridge.sources.relay import Relay, SourceRecord
+from oncebridge.sources.pump import Pump, SourceRecord
 
 _log = logging.getLogger("oncebridge")
 
@@ -35,6 +34,13 @@ _REFRESH_MS: Final = 60_000
 _WARN_EVERY_MS: Final = 600_000
 _LEAVE_TRIES: Final = 3
 _AGGREGATED: Final = b"\xf3\x89\x9a\xc2"
+_IS_AGGREGATED: Final = (
+    "several records were aggregated into one by the Kinesis Producer Library; "
+    "turn its aggregation off (AggregationEnabled = false)"
+)
+
+_Place = tuple[str, int]
+"""The sequence number of a record, and when it arrived at Kinesis."""
 
 
 class KinesisTimings(Struct, frozen=True):
@@ -85,16 +91,15 @@ class HeldShard:
         self._fields: dict[str, str | int] = {"stream": stream, "shard": shard.id}
         self._taken = int(taken.number or -1)
         self._at_end = False
-        self._unpassed: deque[tuple[int, str, int]] = deque()
-        """Records that are not passed yet: number, sequence number as text, time of arrival."""
         self._is_lost = False
         self._over = asyncio.Event()
         self._held_until_s = self._now() + times.lease.total_seconds()
         self._warned_ms = 0
-        self._relay = Relay(
+        self._pump = Pump(
             host.router,
-            take=self._take,
-            passed=self._passed,
+            self._on_answer,
+            in_order=True,
+            unwraps=True,
             batch=host.batch,
             most_in_hand=4 * host.batch,
             most_bytes=_MOST_BYTES,
@@ -102,16 +107,16 @@ class HeldShard:
 
     def stop(self) -> None:
         """Read nothing more; `run` ends when the records in progress are final."""
-        self._relay.stop()
+        self._pump.stop()
 
     async def run(self) -> None:
         """Read until the end of the shard, until `stop`, or until another worker takes it over."""
         self._warn_if_records_expired()
         keeping = asyncio.create_task(self._keep_checkpoint())
         # If the checkpoint is not kept any more, nothing more is read.
-        keeping.add_done_callback(lambda _: self._relay.stop())
+        keeping.add_done_callback(lambda _: self._pump.stop())
         try:
-            await self._relay.run()
+            await self._pump.run(self._take)
         finally:
             self._feed.close()
             self._over.set()
@@ -121,15 +126,14 @@ class HeldShard:
 
     # --- reading -----------------------------------------------------------------------
 
-    async def _take(self) -> list[SourceRecord]:
-        while not self._at_end:
-            await self._wait_for_lease()
-            page = await self._feed.page()
-            self._record_progress(page)
-            self._at_end = page.next is None
-            if items := [item for record in page.records if (item := self._take_record(record))]:
-                return items
-        return []
+    async def _take(self) -> list[SourceRecord[_Place]] | None:
+        if self._at_end:
+            return None
+        await self._wait_for_lease()
+        page = await self._feed.page()
+        self._record_progress(page)
+        self._at_end = page.next is None
+        return [item for record in page.records if (item := self._take_record(record))]
 
     async def _wait_for_lease(self) -> None:
         """Wait while the lease may be over: the store is unavailable, and so are the routes."""
@@ -139,35 +143,29 @@ class HeldShard:
     def _record_progress(self, page: RecordPage) -> None:
         self.behind_ms = page.behind_ms
         now_ms = self._clock()
-        if not page.behind_ms and not page.records and not self._unpassed:
+        if not page.behind_ms and not page.records and not self._pump.untold:
             self._place = replace(self._place, at_ms=now_ms)
         if page.behind_ms > self._retention_ms / 2 and now_ms - self._warned_ms > _WARN_EVERY_MS:
             self._warned_ms = now_ms
             behind = {"behind_s": page.behind_ms // 1000, "kept_s": self._retention_ms // 1000}
             _log.warning("oncebridge.shard_is_far_behind", extra={**self._fields, **behind})
 
-    def _take_record(self, record: KinesisRecord) -> SourceRecord | None:
+    def _take_record(self, record: KinesisRecord) -> SourceRecord[_Place] | None:
         """Return a record, or None if it was read before; numbers are compared as numbers."""
         number = int(record.sequence_number)
         if number <= self._taken:
             return None
         self._taken = number
-        self._unpassed.append((number, record.sequence_number, record.arrived_ms))
-        return SourceRecord(number, self._arrivals(record), lane=record.partition_key)
+        raw: bytes | Unreadable = record.data
+        if record.data.startswith(_AGGREGATED):
+            raw = Unreadable(record.data, "not-json", _IS_AGGREGATED)
+        place = (record.sequence_number, record.arrived_ms)
+        return SourceRecord(place, raw, record.partition_key)
 
-    def _arrivals(self, record: KinesisRecord) -> tuple[Arrival, ...]:
-        if not record.data.startswith(_AGGREGATED):
-            return self._host.router.unwrap(record.data)
-        message = (
-            "several records were aggregated into one by the Kinesis Producer Library; "
-            "turn its aggregation off (AggregationEnabled = false)"
-        )
-        return (Unreadable(record.data, "not-json", message),)
-
-    async def _passed(self, number: int) -> None:
-        while self._unpassed and self._unpassed[0][0] <= number:
-            _, written, at_ms = self._unpassed.popleft()
-            self._place = replace(self._place, number=written, at_ms=at_ms)
+    def _on_answer(self, place: _Place, answer: RouterAnswer) -> None:
+        if answer.acknowledge:
+            number, at_ms = place
+            self._place = replace(self._place, number=number, at_ms=at_ms)
 
     # --- the checkpoint ----------------------------------------------------------------
 
@@ -190,7 +188,7 @@ class HeldShard:
             except CheckpointTaken:
                 _log.warning("oncebridge.shard_taken_by_another", extra=self._fields)
                 self._is_lost = True
-                self._relay.stop()
+                self._pump.stop()
                 return
             held_s = began_s
             self._held_until_s = began_s + lease_s
@@ -199,7 +197,7 @@ class HeldShard:
         """Save the position and release the checkpoint."""
         if self._is_lost:
             return
-        is_through = self._relay.is_through
+        is_through = self._pump.is_through
         place = END if is_through else replace(self._place, by="")
         for tries_left in reversed(range(_LEAVE_TRIES)):
             try:

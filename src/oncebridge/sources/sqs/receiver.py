@@ -11,10 +11,10 @@ when its visibility timeout is over.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.queue import MOST_ENTRIES, Failure, Message, SqsQueue, advice, tens
@@ -28,7 +28,7 @@ LONGEST_S: Final = 43_195
 """SQS hides a message for at most twelve hours after it was received; this leaves a margin."""
 
 _LEAVE_S: Final = 2.0
-_GATHER_S, _LINGER_S = 0.02, 0.05
+_LINGER_S = 0.05
 """A short wait fills calls: ten messages in a call cost no more than one."""
 _TRIES: Final = 6
 _TRY_AGAIN_S: Final = 0.2
@@ -70,7 +70,9 @@ class ReceivedMessages:
         self._final: list[int] = []
         """Messages that are about to be deleted."""
         self._lingering: asyncio.TimerHandle | None = None
-        self._deletes: set[asyncio.Task[None]] = set()
+        self._back: list[tuple[int, int]] = []
+        """Messages that are about to be returned, and after how many seconds they are visible."""
+        self._calls: set[asyncio.Task[None]] = set()
         self._unlogged: Counter[str] = Counter()
         """Failures by the number of messages, to be logged from time to time."""
 
@@ -98,20 +100,20 @@ class ReceivedMessages:
             if held is not None:
                 del self._by_id[held.id]
 
-    async def wait_until_deleted(self) -> None:
-        """Wait until all final messages are deleted, or given up."""
-        self._delete_rest()
-        await asyncio.gather(*self._deletes, return_exceptions=True)
+    async def settle(self) -> None:
+        """Wait until all final messages are deleted or returned, or given up."""
+        self._start_calls()
+        await asyncio.gather(*self._calls, return_exceptions=True)
 
     async def aclose(self) -> None:
         """Return the remaining messages to the queue."""
-        self._delete_rest()
-        for task in list(self._deletes):
+        self._start_calls()
+        for task in list(self._calls):
             task.cancel()
-        await self.wait_until_deleted()
+        await self.settle()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
-                await self.return_to_queue([(place, 0) for place in self._held])
+                await self._return([(place, 0) for place in self._held])
         self._log_counts()
 
     def _log_counts(self) -> None:
@@ -163,8 +165,46 @@ class ReceivedMessages:
             "ChangeMessageVisibility",
         )
 
-    async def return_to_queue(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Return messages to the queue, by their number, visible after so many seconds."""
+    # --- deleting and returning ------------------------------------------------------------
+
+    def delete(self, place: int) -> None:
+        """Delete a message, by its number, soon: together with others if there are any."""
+        self._final.append(place)
+        if len(self._final) < MOST_ENTRIES:
+            self._start_calls_soon()
+        else:
+            self._start_deleting()
+
+    def return_to_queue(self, place: int, seconds: int) -> None:
+        """Return a message to the queue, by its number, visible after so many seconds."""
+        self._back.append((place, seconds))
+        self._start_calls_soon()
+
+    def _start_calls_soon(self) -> None:
+        if self._lingering is None:
+            loop = asyncio.get_running_loop()
+            self._lingering = loop.call_later(_LINGER_S, self._start_calls)
+
+    def _start_calls(self) -> None:
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
+        if self._final:
+            self._start_deleting()
+        if self._back:
+            back, self._back = self._back, []
+            self._start(self._return(back))
+
+    def _start_deleting(self) -> None:
+        final, self._final = self._final, []
+        self._start(self._delete(final))
+
+    def _start(self, call: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _return(self, pairs: Sequence[tuple[int, int]]) -> None:
         now = asyncio.get_running_loop().time()
         changes = []
         for place, seconds in pairs:
@@ -187,31 +227,6 @@ class ReceivedMessages:
             pause_s *= 2
         # They become visible when their visibility timeout ends.
         self._unlogged["oncebridge.messages_not_given_back"] += len(changes)
-
-    # --- deleting --------------------------------------------------------------------------
-
-    async def delete(self, places: Sequence[int]) -> None:
-        """Delete messages, by their number, soon: together with others if there are any."""
-        self._final += places
-        while len(self._final) >= MOST_ENTRIES:
-            self._delete_ten()
-        if self._final and self._lingering is None:
-            loop = asyncio.get_running_loop()
-            self._lingering = loop.call_later(_LINGER_S, self._delete_rest)
-        await asyncio.sleep(_GATHER_S)
-
-    def _delete_rest(self) -> None:
-        if self._lingering is not None:
-            self._lingering.cancel()
-            self._lingering = None
-        if self._final:
-            self._delete_ten()
-
-    def _delete_ten(self) -> None:
-        ten, self._final = self._final[:MOST_ENTRIES], self._final[MOST_ENTRIES:]
-        task = asyncio.create_task(self._delete(ten))
-        self._deletes.add(task)
-        task.add_done_callback(self._deletes.discard)
 
     async def _delete(self, left: list[int]) -> None:
         pause_s = _TRY_AGAIN_S

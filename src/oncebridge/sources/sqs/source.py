@@ -27,16 +27,14 @@ from oncebridge.aws.options import AwsOptions
 from oncebridge.aws.queue import MOST_ENTRIES, Message, QueueAddress, SqsQueue, advice
 from oncebridge.base.durations import format_duration
 from oncebridge.base.options import Doc
-from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.router import RouterAnswer
 from oncebridge.errors import ConfigError, OncebridgeError
-from oncebridge.events.event import Event, Unreadable, set_context
 from oncebridge.events.trace_context import NAME as TRACEPARENT
-from oncebridge.events.trace_context import XRAY_ATTRIBUTE
+from oncebridge.events.trace_context import XRAY_ATTRIBUTE, BytesWithContext
 from oncebridge.sinks.api import Closed
 from oncebridge.sinks.aws.answers import answer_to
 from oncebridge.sources.api import Host, TraceparentReader
-from oncebridge.sources.relay import Relay, SourceRecord
+from oncebridge.sources.pump import Pump, Retry, SourceRecord
 from oncebridge.sources.sqs.receiver import LONGEST_S, FailureLog, ReceivedMessages
 
 _T = TypeVar("_T")
@@ -44,7 +42,6 @@ _log = logging.getLogger("oncebridge")
 
 _MOST_BYTES: Final = 64 * 1024 * 1024
 _LEAVE_S: Final = 1.0
-_LOOK_AGAIN_S: Final = 1.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 SPARE_RECEIVES: Final = 5
 """Receives in addition to the attempts: a message that another worker holds is returned."""
@@ -89,8 +86,8 @@ class SqsSource:
         self._failures = FailureLog("ReceiveMessage", address.name)
         self._host: Host
         self._received: ReceivedMessages
-        self._relay: Relay | None = None
-        self._first: list[SourceRecord] = []
+        self._pump: Pump[int] | None = None
+        self._first: list[SourceRecord[int]] = []
         """Messages received by the check of permissions."""
         self._is_stopping = False
 
@@ -105,18 +102,16 @@ class SqsSource:
         self._host = host
         self._check_visibility()
         self._received = ReceivedMessages(self._queue, self._visibility_s, host.dice)
-        self._relay = Relay(
+        self._pump = Pump(
             host.router,
-            take=self._take,
-            final=self._received.delete,
-            hand_back=self._return_to_queue,
-            takers=self._options.receivers,
-            ahead=host.batch,
+            self._on_answer,
+            retry=Retry.WHAT_IS_NOT_RETURNED,
+            unwraps=True,
             batch=host.batch,
+            ahead=host.batch,
             most_waiting=self._options.in_hand,
             most_in_hand=self._options.in_hand,
             most_bytes=_MOST_BYTES,
-            leave_s=_LEAVE_S,
         )
         try:
             await self._queue.open()
@@ -130,25 +125,31 @@ class SqsSource:
             _log.warning("oncebridge.source_is_away", extra=extra)
 
     async def run(self) -> None:
-        assert self._relay is not None  # noqa: S101 - open before
+        assert self._pump is not None  # noqa: S101 - open before
         keeping = asyncio.create_task(self._received.keep())
+        self._pump.put(self._first)
         try:
-            await self._relay.run()
-            await self._received.wait_until_deleted()
+            await self._pump.run(
+                self._take,
+                takers=self._options.receivers,
+                may_take=self._may_receive,
+                leave_s=_LEAVE_S,
+            )
+            await self._received.settle()
         finally:
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
 
     def stop(self) -> None:
         self._is_stopping = True
-        if self._relay is not None:
-            self._relay.stop()
+        if self._pump is not None:
+            self._pump.stop()
 
     def progress(self) -> tuple[int, int] | None:
         return None
 
     async def aclose(self) -> None:
-        if self._relay is not None:
+        if self._pump is not None:
             await self._received.aclose()
         await self._queue.aclose()
 
@@ -193,23 +194,17 @@ class SqsSource:
         with suppress(_OtherRefusal):
             hidden = queue.change_visibility([(_NO_HANDLE, 0)])
             await _allowed(hidden, "ChangeMessageVisibility", name)
-        if self._may_receive():
+        if self._may_receive() and not self._host.router.unavailable_s():
             # The messages received are the first to be processed.
             messages = await _allowed(self._receive(wait_s=0), "ReceiveMessage", name)
             self._first = self._items(messages)
 
     # --- receiving -----------------------------------------------------------------------
 
-    async def _take(self) -> list[SourceRecord]:
-        """Receive until there is a new message; never returns an empty list."""
+    async def _take(self) -> list[SourceRecord[int]]:
+        """Receive once; after an error, until that works."""
         failures = 0
-        while True:
-            if self._first:
-                items, self._first = self._first, []
-                return items
-            while not self._may_receive():
-                unavailable_s = self._host.router.unavailable_s()
-                await asyncio.sleep(min(max(unavailable_s, 0.1), _LOOK_AGAIN_S))
+        while not failures or self._may_receive():
             try:
                 # A response that cannot be read may have been too large.
                 messages = await self._receive(most=1 if failures else MOST_ENTRIES)
@@ -217,20 +212,17 @@ class SqsSource:
                 self._failures.failed(error)
                 await asyncio.sleep(self._pause_s(failures))
                 failures += 1
-                continue
-            self._failures.succeeded()
-            failures = 0
-            if items := self._items(messages):
-                return items
+            else:
+                self._failures.succeeded()
+                return self._items(messages)
+        return []
 
     def _may_receive(self) -> bool:
-        router = self._host.router
-        if not self._host.is_open() or router.unavailable_s():
+        in_hand = len(self._received)
+        if not self._host.is_open() or self._host.router.has_enough(in_hand):
             return False
-        if len(self._received) and len(router.gateways) == 1 and _is_down(router.gateways[0]):
-            return False  # the messages here are enough to try whether that is over
-        # Messages that are about to be deleted count here, but not in the relay.
-        return len(self._received) < self._options.in_hand
+        # Messages that are about to be deleted count here, but not in the pump.
+        return in_hand < self._options.in_hand
 
     async def _receive(
         self, *, most: int = MOST_ENTRIES, wait_s: int | None = None
@@ -250,44 +242,36 @@ class SqsSource:
         longest = min(_PAUSE_S * 2.0 ** min(failures, 10), _LONGEST_PAUSE_S)
         return longest * (1 + self._host.dice.fraction()) / 2
 
-    def _items(self, messages: Sequence[Message]) -> list[SourceRecord]:
+    def _items(self, messages: Sequence[Message]) -> list[SourceRecord[int]]:
         now = asyncio.get_running_loop().time()
-        unwrap = self._host.router.unwrap
-        items = []
+        records = []
         for message in messages:
             place = self._received.take(message, now)
             if place is not None:
                 lane = message.attributes.get(_GROUP) if self._is_fifo else None
-                arrivals = unwrap(message.body.encode())
+                raw = message.body.encode()
                 if self._host.context is not None:
-                    _trace(message, arrivals, self._host.context)
-                items.append(SourceRecord(place, arrivals, lane))
-        return items
+                    raw = _with_context(raw, message, self._host.context)
+                records.append(SourceRecord(place, raw, lane))
+        return records
 
-    async def _return_to_queue(self, pairs: Sequence[tuple[SourceRecord, RouterAnswer]]) -> None:
-        # At a stop another worker may take it at once; otherwise after a second.
-        least = 0 if self._is_stopping else 1
-        await self._received.return_to_queue(
-            [(item.place, max(math.ceil(a.retry_after_ms / 1000), least)) for item, a in pairs]
-        )
+    def _on_answer(self, place: int, answer: RouterAnswer) -> None:
+        if answer.acknowledge:
+            self._received.delete(place)
+        else:
+            # At a stop another worker may take it at once; otherwise after a second.
+            least = 0 if self._is_stopping else 1
+            seconds = max(math.ceil(answer.retry_after_ms / 1000), least)
+            self._received.return_to_queue(place, seconds)
 
 
-def _trace(
-    message: Message, arrivals: Sequence[Event | Unreadable], read: TraceparentReader
-) -> None:
-    """Attach the trace context of a message to its events."""
+def _with_context(raw: bytes, message: Message, read: TraceparentReader) -> bytes:
+    """Return the body of a message with its trace context, if it has one."""
     attribute = message.message_attributes.get(TRACEPARENT)
     context = read(
         attribute.string_value if attribute else "", message.attributes.get(XRAY_ATTRIBUTE, "")
     )
-    if context:
-        for arrival in arrivals:
-            set_context(arrival, context)
-
-
-def _is_down(gateway: Gateway) -> bool:
-    holds = gateway.settings.on_store_outage == "hold"
-    return gateway.sink_breaker.is_open or (holds and gateway.store_breaker.is_open)
+    return BytesWithContext.of(raw, context) if context else raw
 
 
 class _OtherRefusal(OncebridgeError):

@@ -4,9 +4,9 @@ import pytest
 from tests.faults.doubles import After, Bench, ScriptedSink, event, eventually, seconds, virtual
 
 from oncebridge import Verdict, Yes
-from oncebridge.engine.cpu_turns import SMALL
+from oncebridge.engine.cpu_turns import SMALL, CpuTurns
 from oncebridge.engine.router import RouteEntry, Router, RouterAnswer
-from oncebridge.sources.intake import Intake
+from oncebridge.sources.pump import PumpInbox
 
 
 class Recorder:
@@ -18,21 +18,19 @@ class Recorder:
         self.answers = answers
         self.go = asyncio.Event()
         self.go.set()
-        self.read = []
-        self.may_read = asyncio.Event()
-        self.may_read.set()
+        self.parsed = []
+        self.cpu_turns = CpuTurns()
 
-    async def read_all(self, arrivals):
-        self.read.append(list(arrivals))
-        await self.may_read.wait()
-        return [(raw, "read") for raw in arrivals]
+    def read(self, raw):
+        self.parsed.append((len(self.batches), raw))
+        return raw
 
     crowded = 0.0
 
     def rate_limited_s(self) -> float:
         return self.crowded
 
-    async def process(self, arrivals, *, answered=None, **_):
+    async def process_each(self, arrivals, answered, **_):
         self.batches.append(list(arrivals))
         await self.go.wait()
         answer = RouterAnswer(acknowledge=True, verdict=Verdict.DELIVERED)
@@ -41,27 +39,24 @@ class Recorder:
             answered(at, answer)
         if self.fails is not None:
             raise self.fails
-        return [answer] * len(arrivals)
 
 
 class Callers:
     """Those who put something, and what they have heard."""
 
-    def __init__(self, intake):
-        self.intake = intake
+    def __init__(self, inbox):
+        self.inbox = inbox
         self.heard = {}
 
     def put(self, *names):
         for name in names:
-            self.heard[name] = []
-            self.intake.put(str(name).encode(), self.heard[name].append)
+            self.put_all(name)
 
-    def put_all(self, *names, size):
+    def put_all(self, *names, size=0):
         """Put them as one request, each record of *size* bytes."""
-        for name in names:
-            self.heard[name] = []
+        heard = [self.heard.setdefault(name, []) for name in names]
         raws = [str(name).encode().ljust(size) for name in names]
-        self.intake.put_all(raws, [self.heard[name].append for name in names])
+        self.inbox.put(raws, lambda at, answer: heard[at].append(answer))
 
     @property
     def counts(self):
@@ -75,7 +70,7 @@ class Callers:
 @virtual
 async def test_whatever_comes_in_one_turn_of_the_loop_goes_together():
     router = Recorder()
-    callers = Callers(Intake(router))
+    callers = Callers(PumpInbox(router))
     callers.put(1, 2, 3)
     assert router.batches == []
     await asyncio.sleep(0.01)
@@ -89,7 +84,7 @@ async def test_whatever_comes_in_one_turn_of_the_loop_goes_together():
 async def test_a_batch_that_is_under_way_does_not_hold_up_the_next():
     router = Recorder()
     router.go.clear()
-    callers = Callers(Intake(router))
+    callers = Callers(PumpInbox(router))
     callers.put(1)
     await asyncio.sleep(1)
     callers.put(2)
@@ -104,7 +99,7 @@ async def test_a_batch_that_is_under_way_does_not_hold_up_the_next():
 @virtual
 async def test_no_batch_is_larger_than_it_may_be(batch, sizes):
     router = Recorder()
-    callers = Callers(Intake(router, batch=batch))
+    callers = Callers(PumpInbox(router, batch=batch))
     callers.put(*range(7))
     await asyncio.sleep(0.01)
     assert [len(one) for one in router.batches] == sizes
@@ -116,7 +111,7 @@ async def test_no_batch_is_larger_than_it_may_be(batch, sizes):
 async def test_when_too_much_is_under_way_the_rest_is_refused_at_once():
     router = Recorder()
     router.go.clear()
-    callers = Callers(Intake(router, batch=2, at_most=3))
+    callers = Callers(PumpInbox(router, batch=2, at_most=3))
     callers.put(1, 2, 3, 4, 5)
     assert {name: len(heard) for name, heard in callers.heard.items()} == {
         1: 0,
@@ -140,16 +135,16 @@ async def test_when_too_much_is_under_way_the_rest_is_refused_at_once():
 @pytest.mark.parametrize("answers", [0, 2, 3])
 @virtual
 async def test_a_router_that_explodes_still_answers_everybody_once(error, answers):
-    intake = Intake(Recorder(fails=error, answers=answers), at_most=3)
-    callers = Callers(intake)
+    inbox = PumpInbox(Recorder(fails=error, answers=answers), at_most=3)
+    callers = Callers(inbox)
     for _ in range(3):
+        callers.heard.clear()
         callers.put(1, 2, 3)
         await asyncio.sleep(0.01)
         assert callers.counts == {1: 1, 2: 1, 3: 1}
         assert callers.refused == [1, 2, 3][answers:]
-        assert all(callers.heard[name][0].retry_after_ms > 0 for name in callers.refused)
-    assert intake._under_way == 0, "or it would refuse everything some day"
-    assert intake._tasks == set()
+    assert inbox._pump.untold == 0, "or it would refuse everything some day"
+    assert inbox._pump._tasks == set()
 
 
 @pytest.mark.parametrize("steps", range(4))
@@ -157,36 +152,33 @@ async def test_a_router_that_explodes_still_answers_everybody_once(error, answer
 async def test_wherever_a_batch_is_broken_off_everybody_is_answered_once(steps):
     router = Recorder()
     router.go.clear()
-    intake = Intake(router)
-    callers = Callers(intake)
+    inbox = PumpInbox(router)
+    callers = Callers(inbox)
     callers.put(1, 2)
-    await eventually(lambda: intake._tasks) if steps else intake._flush()
     for _ in range(steps):
         await asyncio.sleep(0)
-    for task in intake._tasks:
-        task.cancel()
-    await asyncio.sleep(0.01)
+    await inbox.aclose(0)
     assert callers.counts == {1: 1, 2: 1}
     assert callers.refused == [1, 2]
-    assert intake._under_way == 0
+    assert inbox._pump.untold == 0
 
 
 @virtual
 async def test_one_who_fails_to_listen_does_not_cost_the_others(caplog):
-    def deaf(answer):
+    def deaf(at, answer):
         raise ZeroDivisionError("payload")
 
     async with Bench() as bench:
-        intake = Intake(Router([RouteEntry(bench.gateway)]))
+        inbox = PumpInbox(Router([RouteEntry(bench.gateway)]))
         heard = []
-        intake.put(event({"n": 1}), deaf)
-        intake.put(event({"n": 2}), heard.append)
-        intake.put(event({"n": 3}), deaf)
-        await intake.aclose()
+        inbox.put([event({"n": 1})], deaf)
+        inbox.put([event({"n": 2})], lambda at, answer: heard.append(answer))
+        inbox.put([event({"n": 3})], deaf)
+        await inbox.aclose()
         assert [answer.verdict for answer in heard] == [Verdict.DELIVERED]
         assert bench.books.verdicts[Verdict.DELIVERED] == 3
         assert bench.books.in_flight == 0
-        assert intake._under_way == 0
+        assert inbox._pump.untold == 0
         assert "payload" not in caplog.text
 
 
@@ -195,13 +187,13 @@ async def test_the_quick_are_answered_before_the_slow_of_the_same_batch():
     slow = event({"n": "slow"})
     sink = ScriptedSink(otherwise=lambda one: After(8, Yes()) if one.event.raw == slow else Yes())
     async with Bench(sink=sink) as bench:
-        intake = Intake(Router([RouteEntry(bench.gateway)]))
+        inbox = PumpInbox(Router([RouteEntry(bench.gateway)]))
         heard = []
-        intake.put(slow, lambda _: heard.append("slow"))
-        intake.put(event({"n": "quick"}), lambda _: heard.append("quick"))
+        names = ["slow", "quick"]
+        inbox.put([slow, event({"n": "quick"})], lambda at, _: heard.append(names[at]))
         await asyncio.sleep(1)
         assert heard == ["quick"]
-        await intake.aclose()
+        await inbox.aclose()
         assert heard == ["quick", "slow"]
 
 
@@ -209,12 +201,12 @@ async def test_the_quick_are_answered_before_the_slow_of_the_same_batch():
 async def test_closing_waits_for_what_is_under_way_and_for_what_was_just_put():
     router = Recorder()
     router.go.clear()
-    intake = Intake(router)
-    callers = Callers(intake)
+    inbox = PumpInbox(router)
+    callers = Callers(inbox)
     callers.put(1)
     await asyncio.sleep(0.01)
     callers.put(2)
-    closing = asyncio.create_task(intake.aclose())
+    closing = asyncio.create_task(inbox.aclose())
     await asyncio.sleep(1)
     assert not closing.done()
     router.go.set()
@@ -225,15 +217,15 @@ async def test_closing_waits_for_what_is_under_way_and_for_what_was_just_put():
 @virtual
 async def test_a_gateway_that_drains_hands_back_what_is_put_meanwhile():
     async with Bench(sink=ScriptedSink(otherwise=After(5, Yes()))) as bench:
-        intake = Intake(Router([RouteEntry(bench.gateway)]))
+        inbox = PumpInbox(Router([RouteEntry(bench.gateway)]))
         heard = []
-        intake.put(event({"n": 1}), heard.append)
+        inbox.put([event({"n": 1})], lambda at, answer: heard.append(answer))
         await eventually(lambda: bench.sink.under_way)
         draining = asyncio.create_task(bench.gateway.drain(seconds(20)))
         await asyncio.sleep(0.1)
-        intake.put(event({"n": 2}), heard.append)
+        inbox.put([event({"n": 2})], lambda at, answer: heard.append(answer))
         assert await draining
-        await intake.aclose()
+        await inbox.aclose()
         assert [answer.acknowledge for answer in heard] == [False, True]
         assert len(bench.sink.seen) == 1
 
@@ -244,34 +236,31 @@ async def test_a_gateway_that_drains_hands_back_what_is_put_meanwhile():
 @virtual
 async def test_a_small_request_goes_with_whatever_else_comes():
     router = Recorder()
-    callers = Callers(Intake(router))
+    callers = Callers(PumpInbox(router))
     callers.put(1)
     callers.put_all(2, 3, size=SMALL // 2)
     callers.put(4)
     await asyncio.sleep(0.01)
     assert [len(batch) for batch in router.batches] == [4]
-    assert router.read == []
     assert callers.counts == {1: 1, 2: 1, 3: 1, 4: 1}
 
 
 @virtual
-async def test_a_large_request_is_read_first_and_part_by_part_while_others_pass():
+async def test_a_large_request_is_parsed_first_in_turns_while_others_pass():
     router = Recorder()
-    router.may_read.clear()
-    callers = Callers(Intake(router, batch=2))
-    callers.put_all(*range(5), size=SMALL)
-    callers.put(9)
+    callers = Callers(PumpInbox(router, batch=2))
+    async with router.cpu_turns:  # of another large request
+        callers.put_all(*range(5), size=SMALL)
+        callers.put(9)
+        await asyncio.sleep(0.01)
+        assert router.batches == [[b"9"]]
+        assert [raw for _, raw in router.parsed] == [b"9"], "the large one waits for its turn"
     await asyncio.sleep(0.01)
-    assert router.batches == [[b"9"]]
-    assert len(router.read) == 1, "the next part only when this one is read"
-    router.may_read.set()
-    await asyncio.sleep(0.01)
-    assert [[int(raw) for raw in part] for part in router.read] == [[0, 1], [2, 3], [4]]
-    begun = [(int(raw), how) for batch in router.batches[1:] for raw, how in batch]
-    assert begun == [(number, "read") for number in range(5)]
+    assert [int(raw) for begun, raw in router.parsed if begun == 1] == list(range(5))
+    assert [[int(raw) for raw in batch] for batch in router.batches[1:]] == [[0, 1], [2, 3], [4]]
     assert set(callers.counts.values()) == {1}
     assert callers.refused == []
-    assert (callers.intake._under_way, callers.intake._bytes) == (0, 0)
+    assert (callers.inbox._pump.untold, callers.inbox._pump._bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("bound", [{"at_most": 8}, {"at_most_bytes": 8 * SMALL}])
@@ -279,7 +268,7 @@ async def test_a_large_request_is_read_first_and_part_by_part_while_others_pass(
 async def test_large_requests_leave_room_for_single_records(bound):
     router = Recorder()
     router.go.clear()
-    callers = Callers(Intake(router, **bound))
+    callers = Callers(PumpInbox(router, **bound))
     callers.put_all(*range(4), size=SMALL)
     callers.put_all(*range(10, 13), size=SMALL)
     assert [len(callers.heard[name]) for name in range(10, 13)] == [1] * 3, "as a whole, at once"
@@ -292,7 +281,7 @@ async def test_large_requests_leave_room_for_single_records(bound):
     await asyncio.sleep(0.01)
     assert callers.refused == [10, 11, 12]
     assert set(callers.counts.values()) == {1}
-    assert (callers.intake._under_way, callers.intake._bytes) == (0, 0)
+    assert (callers.inbox._pump.untold, callers.inbox._pump._bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("steps", range(6))
@@ -300,26 +289,24 @@ async def test_large_requests_leave_room_for_single_records(bound):
 async def test_wherever_the_reading_is_broken_off_everybody_is_answered_once(steps):
     router = Recorder()
     router.go.clear()
-    intake = Intake(router, batch=2)
-    callers = Callers(intake)
+    inbox = PumpInbox(router, batch=2)
+    callers = Callers(inbox)
     callers.put_all(*range(5), size=SMALL)
     for _ in range(steps):
         await asyncio.sleep(0)
-    for task in list(intake._tasks):
-        task.cancel()
-    await asyncio.sleep(0.01)
+    await inbox.aclose(0)
     assert set(callers.counts.values()) == {1}
     assert callers.refused == list(range(5))
-    assert (intake._under_way, intake._bytes) == (0, 0)
+    assert (inbox._pump.untold, inbox._pump._bytes) == (0, 0)
 
 
 @virtual
 async def test_a_close_waits_for_what_is_being_read():
     router = Recorder()
-    intake = Intake(router, batch=2)
-    callers = Callers(intake)
+    inbox = PumpInbox(router, batch=2)
+    callers = Callers(inbox)
     callers.put_all(*range(5), size=SMALL)
-    await intake.aclose(10)
+    await inbox.aclose(10)
     assert set(callers.counts.values()) == {1}
     assert callers.refused == []
 
@@ -327,21 +314,20 @@ async def test_a_close_waits_for_what_is_being_read():
 @virtual
 async def test_a_close_whose_time_is_over_answers_what_is_being_read():
     router = Recorder()
-    router.may_read.clear()
-    intake = Intake(router)
-    callers = Callers(intake)
-    callers.put_all(*range(5), size=SMALL)
-    await intake.aclose(1)
+    inbox = PumpInbox(router)
+    callers = Callers(inbox)
+    async with router.cpu_turns:
+        callers.put_all(*range(5), size=SMALL)
+        await inbox.aclose(1)
     assert callers.refused == list(range(5))
 
 
 @virtual
 async def test_while_enough_wait_for_the_sink_more_are_refused_at_once_with_a_time():
     router, told = Recorder(), []
-    intake = Intake(router)
+    inbox = PumpInbox(router)
     router.crowded = 3.2
-    intake.put(b"1", told.append)
-    await intake.aclose()
+    inbox.put([b"1"], lambda at, answer: told.append(answer))
     assert router.batches == []
     assert [(answer.acknowledge, answer.verdict) for answer in told] == [(False, Verdict.FAILED)]
     assert told[0].retry_after_ms == 3201
