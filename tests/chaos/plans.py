@@ -11,7 +11,6 @@ from .harness import Run
 from .service import ServiceRun
 
 STORES = ("sqlite", "redis", "postgres", "dynamodb", "s3")
-_SHARES = {"dynamodb": 2, "s3": 5}
 _CALM = {"lease_s": 15, "sink_timeout_s": 10, "commit_budget_s": 4}
 
 
@@ -21,11 +20,6 @@ class Size(NamedTuple):
     seed: int
     events: int = 100_000
     kills: int = 150
-
-    def for_store(self, store: str) -> "Size":
-        """Return the size for *store*: an emulator gets less, so that all rows fit into 90 minutes."""
-        share = _SHARES.get(store, 1)
-        return self._replace(events=self.events // share, kills=self.kills // share)
 
     @property
     def limit_s(self) -> float:
@@ -48,7 +42,7 @@ class Plan(NamedTuple):
 def plans(stores: Sequence[str], size: Size) -> Iterator[Plan]:
     """Give all runs with real processes: of each store, and the controls."""
     for store in stores:
-        yield from _of_each_store(store, size.for_store(store))
+        yield from _of_each_store(store, size)
         yield from _OF_ITS_OWN[store](size)
     few: dict[str, Any] = {"seed": size.seed, "events": 2000, "kills": 25, **FAR}
     for control in ("mark-before", "mark-after"):
@@ -177,7 +171,7 @@ def _service(store: str, size: Size, *, spool: bool = False) -> ServiceRun:
         seed=size.seed,
         store=store,
         events=size.events // 2,
-        kills=size.kills // 2,
+        kills=size.kills,
         spool=spool,
         limit_s=size.limit_s,
     )
