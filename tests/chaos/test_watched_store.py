@@ -6,7 +6,16 @@ import pytest
 
 from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import Part
-from oncebridge.stores.api import Commit, Commits, Fate, NoAnswer, Want, Wants
+from oncebridge.stores.api import (
+    Commit,
+    Commits,
+    Fate,
+    NoAnswer,
+    Release,
+    Releases,
+    Want,
+    Wants,
+)
 from oncebridge.stores.memory import MemoryStore
 
 from .worker import WatchedStore
@@ -114,3 +123,27 @@ async def test_what_the_next_attempt_commits_in_time_does_not_make_the_first_one
     await claimed(store, token=b"u" * 16)
     await committed(store)
     assert notes.late_commits == {(KEY.hex(), 1)}
+
+
+async def test_an_attempt_that_the_same_worker_takes_over_is_late(notes):
+    """The store was locked: the lease was over before the commit was even sent."""
+    store = WatchedStore(MemoryStore(), 0, notes)
+    await claimed(store, lease_ms=0)
+    await claimed(store, token=b"u" * 16)
+    assert notes.late_commits == {(KEY.hex(), 1)}
+
+
+async def test_an_attempt_that_was_released_is_not_late(notes):
+    store = WatchedStore(MemoryStore(), 0, notes)
+    await claimed(store, lease_ms=0)
+    await store.release(Releases.of([Release(KEY, b"t" * 16)]))
+    await claimed(store, token=b"u" * 16)
+    assert notes.late_commits == set()
+
+
+async def test_an_attempt_is_not_late_before_its_lease_is_over(notes):
+    """A store that gives the key away too early has no excuse."""
+    store = WatchedStore(MemoryStore(), 60, notes)
+    await claimed(store, lease_ms=0)
+    await claimed(store, token=b"u" * 16)
+    assert notes.late_commits == set()

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -34,6 +35,7 @@ from oncebridge.stores.api import (
     Commits,
     Extensions,
     NoAnswer,
+    Releases,
     Reply,
     Store,
     Wants,
@@ -148,12 +150,30 @@ class WatchedStore:
             if isinstance(answer, Claim):
                 for held in answer.held:
                     life = (held.key, held.generation)
+                    if held.attempts > self._attempts.get(life, held.attempts):
+                        self._overtaken(life)
                     self._lives[held.key] = life
                     self._ends[life] = began + self._lease_s
                     self._attempts[life] = held.attempts
                     self._claimed_at[life, held.attempts] = began
                     # What was owed for an earlier attempt cannot be in time any more.
                     self._owed.discard(life)
+        return answers
+
+    def _overtaken(self, life: Life) -> None:
+        """
+        Count an attempt of this worker as late that ends with another claim of its own.
+
+        Nothing has ended it but its lease: whatever it commits now is too late.
+        """
+        if monotonic() > self._ends.pop(life, inf):
+            self._notes.late(self._named([life]))
+
+    async def release(self, releases: Releases) -> Any:
+        answers = await self._store.release(releases)
+        for asked, answer in zip(releases, answers, strict=True):
+            if answer is Reply.RELEASED and (life := self._lives.get(asked.key)):
+                self._ends.pop(life, None)
         return answers
 
     async def extend(self, extensions: Extensions) -> Any:
