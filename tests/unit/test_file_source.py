@@ -431,6 +431,9 @@ async def test_who_was_frozen_too_long_notices_and_nothing_is_lost_or_sent_twice
         async with reading(path, inner, sink=ScriptedSink(otherwise=No("down"))) as second:
             second_run = asyncio.create_task(second.run())
             await eventually(lambda: second.sink.seen)
+            # Until it has saved how far it knows the events: each save releases the checkpoint for
+            # a moment, in which the first one could take it.
+            await asyncio.sleep(10 * module._SAVE_EVERY_S)
             faulty.disarm()
             with pytest.raises(CheckpointTaken, match="another process is reading it"):
                 await asyncio.wait_for(running, 10)
