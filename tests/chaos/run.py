@@ -94,8 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not asked.beside:
             told = f"{len(found)} of {len(jobs)} rows, kept in {asked.out}"
             print(f"\n{shown(joined(found))}\n\n{told}", flush=True)
-        if asked.docs:
-            page.write_chaos(asked.out)
+    if asked.docs:
+        page.write_chaos(asked.out)
     return 0 if len(found) == len(jobs) and all(row.is_right for row in found) else 1
 
 

@@ -168,7 +168,7 @@ def simulated(counts: Mapping[str, int]) -> dict[str, str]:
 
 
 def joined(rows: Sequence[Row]) -> list[Row]:
-    """Return *rows* with the parts of the simulation as one, in the place of the first."""
+    """Return *rows* with the parts of the simulation as one, which comes last."""
     parts = [row for row in rows if row.name.startswith(SIMULATION)]
     if len(parts) < 2:
         return list(rows)
@@ -189,9 +189,7 @@ def joined(rows: Sequence[Row]) -> list[Row]:
         details=[line for row in failed for line in row.details],
         counts=counts,
     )
-    return [
-        whole if row is parts[0] else row for row in rows if row is parts[0] or row not in parts
-    ]
+    return [*(row for row in rows if row not in parts), whole]
 
 
 def told(row: Row) -> str:

@@ -265,7 +265,7 @@ def test_the_parts_of_the_simulation_are_shown_as_one():
         chaos._of_simulation(f"simulation:{part}", chaos.Simulated(1000, *found, 2.0))
         for part, found in enumerate(zip(seen, broken, strict=True))
     ]
-    first, whole, last = joined([a_row("a", "right"), *rows, a_row("b", "right")])
+    first, last, whole = joined([a_row("a", "right"), *rows, a_row("b", "right")])
     assert (first.name, last.name) == ("a", "b")
     assert (whole.size, whole.struck) == ("150 seeds", "faults at 6 million awaits")
     assert (whole.seconds, whole.unexplained, whole.is_right) == (6.0, 1, False)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from oncebridge.stores.memory import MemoryStore
 
+from ..chaos.worker import die_with_parent
 from ..contract.broken_stores import WorkerNameAsToken, contract_of
 from .mutants import MUTANTS, first_conviction
 from .world import Violation, World
@@ -55,7 +56,7 @@ def run_many(
     seen: Counter[str] = Counter()
     broken: list[tuple[int, str]] = []
     chunks = [(at, min(_CHUNK, first + count - at)) for at in range(first, first + count, _CHUNK)]
-    with ProcessPoolExecutor(processes) as pool:
+    with ProcessPoolExecutor(processes, initializer=die_with_parent) as pool:
         for some_seen, some_broken in pool.map(run_seeds, *zip(*chunks, strict=True)):
             seen += some_seen
             broken += some_broken
