@@ -422,7 +422,15 @@ async def test_who_was_frozen_too_long_notices_and_nothing_is_lost_or_sent_twice
     inner = SQLiteStore(tmp_path / "store.db")
     faulty = FaultyStore(inner)
     sink = ScriptedSink(*[Yes()] * 15, otherwise=No("down"))
-    async with reading(path, faulty, sink=sink) as first:
+    # What it cannot release is free soon.
+    brief = replace(
+        QUICK,
+        lease=timedelta(seconds=2),
+        sink_timeout=timedelta(seconds=0.5),
+        commit_budget=timedelta(seconds=0.5),
+        margin=timedelta(seconds=0.1),
+    )
+    async with reading(path, faulty, sink=sink, settings=brief) as first:
         running = asyncio.create_task(first.run())
         await eventually(lambda: len(sink.taken) == 15)
         for operation in ("claim", "release", "extend"):
@@ -431,6 +439,9 @@ async def test_who_was_frozen_too_long_notices_and_nothing_is_lost_or_sent_twice
         async with reading(path, inner, sink=ScriptedSink(otherwise=No("down"))) as second:
             second_run = asyncio.create_task(second.run())
             await eventually(lambda: second.sink.seen)
+            # Until it has saved how far it knows the events: each save releases the checkpoint for
+            # a moment, in which the first one could take it.
+            await asyncio.sleep(10 * module._SAVE_EVERY_S)
             faulty.disarm()
             with pytest.raises(CheckpointTaken, match="another process is reading it"):
                 await asyncio.wait_for(running, 10)
