@@ -61,7 +61,6 @@ class Proxy:
         self._wires: set[_Wire] = set()
         self._fillers: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._accepting: asyncio.Task[None] | None = None
         # Keeps the port ours while nobody listens on it.
         self._guard = _bound(0)
         self.port: int = self._guard.getsockname()[1]
@@ -140,22 +139,20 @@ class Proxy:
         if self._listener is None:
             self._listener = _bound(self.port)
             self._listener.listen(128)
-            self._accepting = self._loop.create_task(self._accept(self._listener))
+            self._listener.setblocking(False)
+            # Not `sock_accept`: a connection that it has accepted is lost if it is cancelled then.
+            self._loop.add_reader(self._listener, self._accept, self._listener)
 
     def _shut(self) -> None:
-        if self._accepting is not None:
-            self._accepting.cancel()
         if self._listener is not None:
             self._loop.remove_reader(self._listener)
             self._listener.close()
-        self._accepting = self._listener = None
+        self._listener = None
 
     def _deafen(self) -> None:
         """Fill the queue of those who wait to be accepted: the kernel drops who comes then."""
         if self._listener is None or self._fillers:
             return
-        assert self._accepting is not None
-        self._accepting.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.listen(0)
         for _ in range(4):
@@ -172,13 +169,19 @@ class Proxy:
         self._fillers.clear()
         self._shut()  # and with it all who are waiting in the queue
 
-    async def _accept(self, listener: socket.socket) -> None:
-        while True:
-            client, _ = await self._loop.sock_accept(listener)
-            wire = _Wire(self, client, self._target)
-            self._wires.add(wire)
-            task = self.start(wire.run())
-            task.add_done_callback(lambda _, wire=wire: self._wires.discard(wire))
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            client, _ = listener.accept()
+        except OSError:  # it has gone again
+            return
+        client.setblocking(False)
+        wire = _Wire(self, client, self._target)
+        self._wires.add(wire)
+        self.start(wire.run()).add_done_callback(lambda _: self._forget(wire))
+
+    def _forget(self, wire: "_Wire") -> None:
+        self._wires.discard(wire)
+        wire.close_if_unused()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -234,6 +237,11 @@ class _Wire:
             up.cancel()
             down.cancel()
             await asyncio.gather(up, down, return_exceptions=True)
+
+    def close_if_unused(self) -> None:
+        """Close the connection of a task that was cancelled before it ran."""
+        if not hasattr(self, "_client"):
+            self._socket.close()
 
     def reset(self) -> None:
         """Answer with a reset."""
