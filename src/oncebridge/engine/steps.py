@@ -14,13 +14,13 @@ in the columns have an object each (`BatchEntry`), and go the same way:
 
 What must never happen, and where it is prevented:
 
-* acknowledged while busy, failed or before the yes: `_settle` takes the acknowledgement
+* acknowledged while busy, failed or before the yes: `Outcomes.settle` takes the acknowledgement
   from the verdict, which is known after its step, or from the sink's yes.
 * committed before the yes: `_commit` is called by `_record_success`, by `_send_to_dead_letters` (after the dead
   letters are stored) and by `_drop` (there is nothing to send), and by no other; `_defer_commits`
   is for commits of these that could not be recorded in time. A sink in the store's own database
   gets the commits with the events (`_joint_delivery`) and writes both or neither.
-* sent without a live claim: `_confirm_claims` runs before every send.
+* sent without a live claim: `Sender.start` runs `_confirm_claims` before every send.
 * an error swallowed into an acknowledgement: an unexpected error raises out of
   `process`, and its arrivals count as failed.
 """
