@@ -75,6 +75,7 @@ class Batch:
         "hashes",
         "in_place",
         "keys",
+        "latest",
         "leases",
         "loop",
         "now",
@@ -131,6 +132,8 @@ class Batch:
         self.has_memos = False
         """Claims carry the id and the time of the first arrival."""
         self.ends = None if within is None else self.began + within.total_seconds()
+        self.latest = math.inf if self.ends is None else self.ends + 2
+        """Until when a claim may last: 2 s beyond the caller's time."""
         until = self.began + patience.total_seconds() if patience else 0.0
         self.patient_until = until if self.ends is None else min(until, self.ends)
 
@@ -347,15 +350,11 @@ class Batch:
             except Exception:  # noqa: BLE001 - a callback must never cost an event
                 _log.exception("oncebridge.settled_failed")
 
-    def latest(self) -> float:
-        """Return until when a claim may last: 2 s beyond the caller's time."""
-        return math.inf if self.ends is None else self.ends + 2
-
     def lease_ms(self, lease_ms: int) -> int:
         """Shorten the lease to the caller's time plus 2 s: the next worker need not wait."""
         if self.ends is None:
             return lease_ms
-        return max(min(lease_ms, int((self.latest() - self.now()) * 1000)), 1)
+        return max(min(lease_ms, int((self.latest - self.now()) * 1000)), 1)
 
     def send_time(self, longest_s: float, margin_s: float) -> float:
         """Return how many seconds a send may take; 0 or less if it is too late."""

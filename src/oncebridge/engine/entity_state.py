@@ -96,9 +96,9 @@ class EntityStates:
             held.generation,
             sent + lease_ms / 1000,
             sent + self._settings.max_hold.total_seconds(),
-            entry.batch.latest(),
+            entry.batch.latest,
         )
-        self._leases.add(entry.entity_lease)
+        self._leases.add(entry.entity_lease, entry.batch.loop)
         entry.state_before = EntityState.read(held.memo)
         step = after_entity(
             entry.plan,

@@ -64,23 +64,22 @@ class Leases:
         self._lease_ms = lease_ms
         self._interval_s = lease_ms / 3000
         self._leases: dict[Lease, None] = {}  # in the order of the claims: a seed replays a run
-        # A timer rather than a task: nothing is left over when the last lease ends, so a loop
-        # that only runs during calls (BlockingGateway) can be left at any time.
+        # A timer rather than a task: a loop that only runs during calls (BlockingGateway) can be
+        # left at any time. It stops by itself once there is nothing to extend: most leases end
+        # soon, and a timer for each costs more than one that finds nothing to do.
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_loop: asyncio.AbstractEventLoop | None = None
         self._extending: asyncio.Task[None] | None = None
 
-    def add(self, lease: Lease) -> None:
+    def add(self, lease: Lease, loop: asyncio.AbstractEventLoop) -> None:
         self._leases[lease] = None
-        if self._timer is None:
-            self._schedule()
+        if self._timer_loop is not loop:
+            self._schedule(loop)
 
     def discard(self, leases: Iterable[Lease | None]) -> None:
         for lease in leases:
             if lease is not None:
                 self._leases.pop(lease, None)
-        if not self._leases and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def discard_keys(self, lease: Lease, keys: Sequence[bytes]) -> None:
         """Stop extending *keys* of a lease; the others stay."""
@@ -103,13 +102,22 @@ class Leases:
             self._leases[part] = None
         return part
 
-    def _schedule(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._tick)
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._stop_timer()
+        self._timer_loop = loop
+        self._timer = loop.call_later(self._interval_s, self._tick, loop)
 
-    def _tick(self) -> None:
-        self._schedule()
-        if self._extending is None or self._extending.done():
-            self._extending = asyncio.get_running_loop().create_task(self._extend_all())
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._timer_loop = None
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._stop_timer()
+        if self._leases:
+            self._schedule(loop)
+            if self._extending is None or self._extending.done():
+                self._extending = loop.create_task(self._extend_all())
 
     async def extend(self, leases: Iterable[Lease]) -> None:
         """Extend *leases* now; keys that another worker has taken over are marked lost."""
@@ -173,7 +181,8 @@ class Leases:
 
     async def aclose(self) -> None:
         """Stop the heartbeat; leases end by themselves."""
-        self.discard(list(self._leases))
+        self._leases.clear()
+        self._stop_timer()
         if self._extending is not None:
             self._extending.cancel()
             await asyncio.gather(self._extending, return_exceptions=True)

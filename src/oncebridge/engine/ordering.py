@@ -29,6 +29,8 @@ def waves(batch: Batch, rows: Sequence[int]) -> Iterable[Sequence[int]]:
     entity, are a group: its first is in the first wave, its second in the second. Most batches
     are one wave: no key occurs twice.
     """
+    if len(rows) == 1:
+        return [rows]
     names = _names(batch, rows)
     known = set(names)
     return [rows] if len(known) == len(names) else _by_groups(batch, rows, Counter(names))

@@ -9,7 +9,6 @@ returned together, so that their commits are one round trip.
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from math import inf
 from types import CoroutineType
@@ -67,11 +66,8 @@ class Parcel(Struct, eq=False):
     call: "asyncio.Future[Sequence[JointAnswer]] | None" = None
     """None before it is sent, and once it is answered."""
     answers: Sequence[JointAnswer] = ()
-
-    @property
-    def is_taken(self) -> bool:
-        """True if the sink took all events."""
-        return set(map(type, self.answers)) == _TAKEN
+    is_taken: bool = False
+    """The sink took all events."""
 
 
 class Sends:
@@ -87,20 +83,16 @@ class Sends:
             else [Parcel(rows[at : at + size]) for at in range(0, len(rows), size)]
         )
         self.running: dict[Parcel, None] = {}
-        self._answered: list[Parcel] = []
+        self.answered: list[Parcel] = []
+        """Calls that are over, and whose answers are not taken yet."""
         self._alarm: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_woken = False
         self.waits_for_slot = False
 
-    @property
-    def has_pending(self) -> bool:
-        """True if anything is to be sent or answered."""
-        return bool(self.waiting or self.running or self._answered)
-
     async def next(self) -> list[Parcel]:
         """Wait for answers or a wake-up; return what is answered."""
-        if not self._answered and not self._is_woken:
+        if not self.answered and not self._is_woken:
             self._waiter = self._loop.create_future()
             try:
                 await self._waiter
@@ -114,13 +106,8 @@ class Sends:
         if self.running:
             for parcel in [p for p in self.running if p.call is not None and p.call.done()]:
                 self._sender.end(self, parcel)
-        answered, self._answered = self._answered, []
+        answered, self.answered = self.answered, []
         return answered
-
-    def add_answered(self, parcel: Parcel) -> None:
-        """Add a parcel whose call is over."""
-        self._answered.append(parcel)
-        self.wake()
 
     def wake_in(self, seconds: float) -> None:
         """Let `next` return after *seconds*, with or without answers."""
@@ -174,8 +161,11 @@ class Sender:
         self._free = sink.concurrency
         self._waiters: deque[Sends] = deque()
         self._open: dict[Sends, None] = {}
-        self._running = 0
+        # One timer for all calls. It is not stopped when there are none: most calls end soon, and
+        # a timer for each costs more than one that finds nothing to do.
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_loop: asyncio.AbstractEventLoop | None = None
+        self._timer_s = inf
         self._slowest_s = 0.0
         """How long the slowest recent call took; decays with each call."""
         self.is_draining = False
@@ -189,10 +179,12 @@ class Sender:
     def close(self, sends: Sends) -> None:
         """Cancel the calls of *sends* that are under way."""
         del self._open[sends]
-        self._stop_waiting(sends)
-        for parcel in [*sends.running]:
+        if sends.waits_for_slot:
+            self._stop_waiting(sends)
+        while sends.running:
+            parcel, _ = sends.running.popitem()
             call, parcel.call = parcel.call, None
-            self._remove(sends, parcel)
+            self._free_slot()
             if call is not None:
                 call.cancel()
 
@@ -218,10 +210,12 @@ class Sender:
         limit, batch = self._rate_limit, sends.batch
         limit.note(batch.now())
         while sends.waiting:
-            if why := self._why_unsendable(batch, sends.waiting[0]):
+            may_be_unsendable = self.is_draining or self._breaker.is_open or batch.ends is not None
+            if may_be_unsendable and (why := self._why_unsendable(batch, sends.waiting[0])):
                 rows = [row for parcel in sends.waiting for row in parcel.rows]
                 sends.waiting.clear()
-                self._stop_waiting(sends)
+                if sends.waits_for_slot:
+                    self._stop_waiting(sends)
                 return rows, why
             if limit.is_active and (pause := self._reserve_turn(sends)) > 0:
                 longest_s = _SHARE_POLL_S if self.rate_share is not None else self._timeout_s
@@ -239,10 +233,10 @@ class Sender:
                 if parcel.rows:
                     self._call(sends, parcel)
             except BaseException:
-                self._release()
+                self._free_slot()
                 raise
             if not parcel.rows:
-                self._release()
+                self._free_slot()
             if unsent is not None:
                 return unsent
         return None
@@ -312,11 +306,15 @@ class Sender:
                 return rows, "no time left to send"
         needed = batch.now() + send_time + self._margin_s
         parcel.leases = leases = batch.own_leases(parcel.rows)
-        short = [lease for lease in leases if lease.lost or lease.ends < needed]
-        if not short:
+        for lease in leases:
+            if lease.lost or lease.ends < needed:
+                break
+        else:
             return None
         try:
-            await self._leases.extend(short)
+            await self._leases.extend(
+                [lease for lease in leases if lease.lost or lease.ends < needed]
+            )
         except StoreError:
             self._books.store_errors += 1
         # Again: the store may have been slow.
@@ -363,8 +361,7 @@ class Sender:
             for lease in leases:  # one lost lease must not cancel the sends of others
                 lease.sending = task
         sends.running[parcel] = None
-        self._running += 1
-        if self._timer is None or ends < self._timer.when():
+        if ends < self._timer_s or batch.loop is not self._timer_loop:
             self._start_timer(batch.loop, ends)
 
     # --- ending ---------------------------------------------------------------------------
@@ -374,6 +371,7 @@ class Sender:
     ) -> None:
         if parcel.call is call:
             self.end(sends, parcel)
+            sends.wake()
         elif not call.cancelled():
             call.exception()  # retrieved, or asyncio would log it
 
@@ -381,32 +379,24 @@ class Sender:
         """Take the answers of a call that is over, or whose time is."""
         call, count = parcel.call, len(parcel.rows)
         assert call is not None  # noqa: S101 - it is under way
-        took_s = parcel.ends - parcel.began
+        parcel.call = None
         if timed_out:
+            took_s = parcel.ends - parcel.began
             parcel.answers = [Unknown(f"no answer within {took_s:g} s")] * count
             # Not awaited: a sink that ignores its cancellation must not delay the batch.
             call.cancel()
         else:
             took_s = sends.batch.now() - parcel.began
-            parcel.answers = _answers_of(call, count)
-        parcel.call = None
-        self._remove(sends, parcel)
-        sends.add_answered(parcel)
+            parcel.answers = answers = _answers_of(call, count)
+            parcel.is_taken = {*map(type, answers)} == _TAKEN
+        del sends.running[parcel]
+        sends.answered.append(parcel)
+        self._free_slot()
         self._slowest_s = max(took_s, self._slowest_s * 0.9)
         if self._listener is not None:
             self._listener(count, took_s, parcel.is_taken)
 
-    def _remove(self, sends: Sends, parcel: Parcel) -> None:
-        """Free the slot of a call that is over."""
-        del sends.running[parcel]
-        self._running -= 1
-        # No timer is left over: a loop that only runs during calls can be left at any time.
-        if not self._running and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._release()
-
-    def _release(self) -> None:
+    def _free_slot(self) -> None:
         self._free += 1
         if self._waiters:
             self._wake_next()
@@ -419,21 +409,24 @@ class Sender:
 
     def _stop_waiting(self, sends: Sends) -> None:
         """Give the slot that *sends* waits for to the next one."""
-        if self._waiters:
-            with suppress(ValueError):
-                self._waiters.remove(sends)
-            self._wake_next()
+        self._waiters.remove(sends)
         sends.waits_for_slot = False
+        self._wake_next()
 
     # --- timeouts -------------------------------------------------------------------------
 
-    def _start_timer(self, loop: asyncio.AbstractEventLoop, at_s: float) -> None:
+    def stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._timer, self._timer_loop, self._timer_s = None, None, inf
+
+    def _start_timer(self, loop: asyncio.AbstractEventLoop, at_s: float) -> None:
+        self.stop_timer()
+        self._timer_loop, self._timer_s = loop, at_s
         self._timer = loop.call_at(at_s, self._check_timeouts, loop)
 
     def _check_timeouts(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = None
+        self.stop_timer()
         now, earliest = loop.time(), inf
         for sends in [*self._open]:
             for parcel in [*sends.running]:
@@ -441,6 +434,7 @@ class Sender:
                     earliest = min(earliest, parcel.ends)
                 elif parcel.call is not None and not parcel.call.done():
                     self.end(sends, parcel, timed_out=True)
+                    sends.wake()
         if earliest < inf:
             self._start_timer(loop, earliest)
 
@@ -455,17 +449,14 @@ def _answers_of(task: "asyncio.Future[Sequence[JointAnswer]]", count: int) -> Se
     elif error is not None:
         # Its type only: the text of an exception may quote the event.
         answer = Unknown(type(error).__name__)
-    elif not _are_answers(answers := task.result()):
+    # Mostly a list: the check for a sequence is slow.
+    elif not (
+        (type(answers := task.result()) is list or isinstance(answers, Sequence))
+        and _ANSWERS.issuperset(map(type, answers))
+    ):
         answer = Unknown("the sink returned something other than answers")
     elif len(answers) != count:
         answer = Unknown(f"the sink returned {len(answers)} answers for {count} events")
     else:
         return answers
     return [answer] * count
-
-
-def _are_answers(answers: object) -> bool:
-    # Mostly a list: the check for a sequence is slow.
-    if type(answers) is not list and not isinstance(answers, Sequence):
-        return False
-    return _ANSWERS.issuperset(map(type, answers))

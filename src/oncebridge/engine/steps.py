@@ -361,7 +361,7 @@ class Steps:
                 rows = self._settle_unrecorded_duplicates(batch, rows, found.ready)
                 if not rows:
                     break
-            lease_ms = batch.lease_ms(self._lease_ms)
+            lease_ms = self._lease_ms if batch.ends is None else batch.lease_ms(self._lease_ms)
             token, generation = self._dice.tokens(2)
             wants = batch.wants(rows, token, generation, lease_ms, memos=self._settings.explain)
             sent = batch.now()
@@ -372,7 +372,7 @@ class Steps:
                 generation,
                 sent + lease_ms / 1000,
                 sent + self._max_hold_s,
-                batch.latest(),
+                batch.latest,
                 answers.now_ms,
                 batch.now(),
                 batch.leases,
@@ -421,7 +421,7 @@ class Steps:
             leases = batch.leases
             for row in held:
                 leases[row] = lease
-            self._leases.add(lease)
+            self._leases.add(lease, batch.loop)
             found.ready += held
         return again
 
@@ -436,7 +436,7 @@ class Steps:
                 keys = {held.key: row for held in answer.held}
                 own = replace(lease, keys=keys, attempt=entry.attempt)
                 batch.leases[row] = own
-                self._leases.add(own)
+                self._leases.add(own, batch.loop)
                 self.books.retried += entry.attempt > 1
                 if self.records_lost_ms:
                     lost_for_ms = answer.now_ms - self.records_lost_ms
@@ -540,7 +540,7 @@ class Steps:
             raise
         if {*map(type, answers.each)} == _SILENT:
             breaker.failed(now_s())
-        else:
+        elif breaker.failures:
             breaker.succeeded()
         return answers
 
@@ -670,12 +670,12 @@ class Steps:
                     is_down = why is SINK_DOWN
                     wait_ms = int(self.unavailable_s() * 1000) + 1 if is_down else 0
                     await self._hand_back_rows(batch, rows_left, why, wait_ms)
-                    is_last = not sends.has_pending
+                    is_last = not (sends.waiting or sends.running or sends.answered)
                     continue
                 if not (parcels := await sends.next()):
                     continue
                 answers = self._answers.sort(batch, parcels)
-                is_last = not sends.has_pending
+                is_last = not (sends.waiting or sends.running or sends.answered)
                 if is_last:
                     await self._apply_answers(answers)
                 else:
@@ -695,8 +695,9 @@ class Steps:
                 # If this task was cancelled, no caller waits for the answer, but the sink has
                 # the event.
                 outcomes = batch.outcomes
-                owing = [row for row in rows if outcomes[row] is None and row in batch.forwarded]
-                if owing:
+                if None in outcomes and (
+                    owing := [r for r in rows if outcomes[r] is None and r in batch.forwarded]
+                ):
                     self._defer_commits(batch, batch.commits(owing, Fate.DELIVERED), batch.now())
         if errors:
             _raise_first(errors)
@@ -742,9 +743,9 @@ class Steps:
         """Commit what the sink took. From here on the event is acknowledged, whatever happens."""
         self.sink_breaker.succeeded()
         self.books.forwarded += len(rows)
-        special = (
-            [entry for row in rows if (entry := batch.entries.get(row))] if batch.entries else []
-        )
+        special: list[BatchEntry] = []
+        if batch.entries:
+            special = [entry for row in rows if (entry := batch.entries.get(row))]
         for entry in special:
             if entry.unprotected:
                 self.books.unprotected += 1
@@ -757,8 +758,10 @@ class Steps:
             await self._commit(batch, rows, Fate.DELIVERED)
         elif self._is_shadow:
             await self._release_entities(special)
-        for verdict, why in dict.fromkeys([(e.success_verdict, e.why) for e in special]):
-            its = [e.row for e in special if e.success_verdict is verdict and e.why == why]
+        by_verdict: dict[tuple[Verdict, str], list[int]] = {}
+        for entry in special:
+            by_verdict.setdefault((entry.success_verdict, entry.why), []).append(entry.row)
+        for (verdict, why), its in by_verdict.items():
             self._settle(batch, its, verdict, reason=why)
         if len(special) < len(rows):
             self._settle(batch, rows, Verdict.DELIVERED)
