@@ -471,7 +471,6 @@ class Bench:
         assert self.books.balance
         assert self.books.in_flight == 0
         assert not self.gateway._leases._leases
-        assert self.gateway._leases._timer is None
 
     async def __aenter__(self) -> Self:
         return self
@@ -480,6 +479,8 @@ class Bench:
         if exc[1] is None:
             self.check()
         await self.gateway.aclose()
+        assert self.gateway._leases._timer is None
+        assert self.gateway._sender._timer is None
 
 
 def seconds(count: float) -> timedelta:
