@@ -179,7 +179,7 @@ class Sender:
     def close(self, sends: Sends) -> None:
         """Cancel the calls of *sends* that are under way."""
         del self._open[sends]
-        if sends.waits_for_slot:
+        if self._waiters:
             self._stop_waiting(sends)
         while sends.running:
             parcel, _ = sends.running.popitem()
@@ -214,7 +214,7 @@ class Sender:
             if may_be_unsendable and (why := self._why_unsendable(batch, sends.waiting[0])):
                 rows = [row for parcel in sends.waiting for row in parcel.rows]
                 sends.waiting.clear()
-                if sends.waits_for_slot:
+                if self._waiters:
                     self._stop_waiting(sends)
                 return rows, why
             if limit.is_active and (pause := self._reserve_turn(sends)) > 0:
@@ -408,9 +408,10 @@ class Sender:
             sends.wake()
 
     def _stop_waiting(self, sends: Sends) -> None:
-        """Give the slot that *sends* waits for to the next one."""
-        self._waiters.remove(sends)
-        sends.waits_for_slot = False
+        """Give the slot that *sends* waits for, or was woken for, to the next one."""
+        if sends.waits_for_slot:
+            self._waiters.remove(sends)
+            sends.waits_for_slot = False
         self._wake_next()
 
     # --- timeouts -------------------------------------------------------------------------
