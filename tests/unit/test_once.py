@@ -36,8 +36,8 @@ def protect(clock):
 
     yield make
     for protected in made:
-        gateway = inspect.getclosurevars(protected).nonlocals["gateway"]
-        if hasattr(gateway, "close"):
+        gateway = inspect.getclosurevars(protected).nonlocals.get("blocking")
+        if gateway is not None:
             gateway.close()
 
 

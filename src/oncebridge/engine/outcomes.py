@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from oncebridge.engine.batch import Batch
 from oncebridge.engine.counters import Books
-from oncebridge.engine.hooks import Decisions, Hook, call_hooks, ended
+from oncebridge.engine.hooks import Decisions, Hook, call_hooks, guarded
 from oncebridge.engine.leases import Leases
 from oncebridge.engine.verdict import HANDED_BACK, First, Outcome, Verdict
 
@@ -94,7 +94,7 @@ class Outcomes:
         if batch.traces:
             for row, outcome in zip(rows, outcomes, strict=True):
                 if (trace := batch.traces[row]) is not None:
-                    ended(trace, outcome)
+                    guarded(None, trace.ended, outcome)
         if self._hooks:
             call_hooks(self._hooks, self._decisions(batch, rows, outcomes))
 

@@ -19,6 +19,7 @@ from msgspec import Struct
 from oncebridge.engine.batch import Batch
 from oncebridge.engine.breaker import Breaker
 from oncebridge.engine.counters import Books
+from oncebridge.engine.hooks import RoundTrip, TripHook, call_hooks
 from oncebridge.engine.leases import Lease, Leases
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.settings import Settings
@@ -42,9 +43,6 @@ _SHARE_POLL_S: Final = 0.5  # a share of the rate has to be renewed while events
 
 Unsent = tuple[Sequence[int], str]
 """Rows that cannot be sent, and why."""
-
-CallListener = Callable[[int, float, bool], None]
-"""Called with the number of events of a call, its seconds, and whether the sink took all."""
 
 _ANSWERS = frozenset(get_args(JointAnswer))
 _TAKEN = {Yes}
@@ -88,7 +86,6 @@ class Sends:
         self._alarm: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_woken = False
-        self.waits_for_slot = False
 
     async def next(self) -> list[Parcel]:
         """Wait for answers or a wake-up; return what is answered."""
@@ -143,7 +140,7 @@ class Sender:
         breaker: Breaker,
         rate_limit: RateLimit,
         books: Books,
-        listener: CallListener | None,
+        trip_hooks: Sequence[TripHook],
     ) -> None:
         self._sink = sink
         self._joint = joint
@@ -157,9 +154,10 @@ class Sender:
         self._rate_limit = rate_limit
         self.rate_share: RateShare | None = None
         self._books = books
-        self._listener = listener
+        self._trip_hooks = trip_hooks
         self._free = sink.concurrency
-        self._waiters: deque[Sends] = deque()
+        self._waiters: dict[Sends, None] = {}
+        """What waits for a slot, the longest first."""
         self._open: dict[Sends, None] = {}
         # One timer for all calls. It is not stopped when there are none: most calls end soon, and
         # a timer for each costs more than one that finds nothing to do.
@@ -179,8 +177,7 @@ class Sender:
     def close(self, sends: Sends) -> None:
         """Cancel the calls of *sends* that are under way."""
         del self._open[sends]
-        if self._waiters:
-            self._stop_waiting(sends)
+        self._stop_waiting(sends)
         while sends.running:
             parcel, _ = sends.running.popitem()
             call, parcel.call = parcel.call, None
@@ -210,36 +207,36 @@ class Sender:
         limit, batch = self._rate_limit, sends.batch
         limit.note(batch.now())
         while sends.waiting:
-            may_be_unsendable = self.is_draining or self._breaker.is_open or batch.ends is not None
-            if may_be_unsendable and (why := self._why_unsendable(batch, sends.waiting[0])):
+            if why := self._why_unsendable(batch, sends.waiting[0]):
                 rows = [row for parcel in sends.waiting for row in parcel.rows]
                 sends.waiting.clear()
-                if self._waiters:
-                    self._stop_waiting(sends)
+                self._stop_waiting(sends)
                 return rows, why
             if limit.is_active and (pause := self._reserve_turn(sends)) > 0:
                 longest_s = _SHARE_POLL_S if self.rate_share is not None else self._timeout_s
                 sends.wake_in(min(pause, longest_s))
                 return None
             if not self._free:
-                if not sends.waits_for_slot:
-                    sends.waits_for_slot = True
-                    self._waiters.append(sends)
+                self._waiters[sends] = None
                 return None
-            self._free -= 1
-            parcel = sends.waiting.popleft()
-            try:
-                unsent = await self._confirm_claims(batch, parcel)
-                if parcel.rows:
-                    self._call(sends, parcel)
-            except BaseException:
-                self._free_slot()
-                raise
-            if not parcel.rows:
-                self._free_slot()
-            if unsent is not None:
+            if (unsent := await self._send_next(sends)) is not None:
                 return unsent
         return None
+
+    async def _send_next(self, sends: Sends) -> Unsent | None:
+        """Send what has waited longest, and return what may not be sent."""
+        self._free -= 1
+        parcel = sends.waiting.popleft()
+        try:
+            unsent = await self._confirm_claims(sends.batch, parcel)
+            if parcel.rows:
+                self._call(sends, parcel)
+        except BaseException:
+            self._free_slot()
+            raise
+        if not parcel.rows:
+            self._free_slot()
+        return unsent
 
     def _why_unsendable(self, batch: Batch, parcel: Parcel) -> str:
         """Return why events cannot be sent any more; empty if they can."""
@@ -393,25 +390,23 @@ class Sender:
         sends.answered.append(parcel)
         self._free_slot()
         self._slowest_s = max(took_s, self._slowest_s * 0.9)
-        if self._listener is not None:
-            self._listener(count, took_s, parcel.is_taken)
+        if self._trip_hooks:
+            trip = RoundTrip(self._route, "sink", "deliver", count, took_s, parcel.is_taken)
+            call_hooks(self._trip_hooks, trip)
 
     def _free_slot(self) -> None:
         self._free += 1
-        if self._waiters:
-            self._wake_next()
+        self._wake_next()
 
     def _wake_next(self) -> None:
-        if self._free > 0 and self._waiters:
-            sends = self._waiters.popleft()
-            sends.waits_for_slot = False
+        if self._waiters and self._free > 0:
+            sends = next(iter(self._waiters))
+            del self._waiters[sends]
             sends.wake()
 
     def _stop_waiting(self, sends: Sends) -> None:
         """Give the slot that *sends* waits for, or was woken for, to the next one."""
-        if sends.waits_for_slot:
-            self._waiters.remove(sends)
-            sends.waits_for_slot = False
+        self._waiters.pop(sends, None)
         self._wake_next()
 
     # --- timeouts -------------------------------------------------------------------------
@@ -440,6 +435,13 @@ class Sender:
             self._start_timer(loop, earliest)
 
 
+def _are_answers(found: object) -> bool:
+    # Mostly a list: the check for a sequence is slow.
+    if type(found) is not list and not isinstance(found, Sequence):
+        return False
+    return _ANSWERS.issuperset(map(type, found))
+
+
 def _answers_of(task: "asyncio.Future[Sequence[JointAnswer]]", count: int) -> Sequence[JointAnswer]:
     """Return the sink's answers, or answers that describe how the call failed."""
     answer: JointAnswer
@@ -450,11 +452,7 @@ def _answers_of(task: "asyncio.Future[Sequence[JointAnswer]]", count: int) -> Se
     elif error is not None:
         # Its type only: the text of an exception may quote the event.
         answer = Unknown(type(error).__name__)
-    # Mostly a list: the check for a sequence is slow.
-    elif not (
-        (type(answers := task.result()) is list or isinstance(answers, Sequence))
-        and _ANSWERS.issuperset(map(type, answers))
-    ):
+    elif not _are_answers(answers := task.result()):
         answer = Unknown("the sink returned something other than answers")
     elif len(answers) != count:
         answer = Unknown(f"the sink returned {len(answers)} answers for {count} events")

@@ -37,17 +37,13 @@ class Backoff:
 
     def __init__(self, settings: Settings, dice: Dice) -> None:
         self._first_ms = ms(settings.backoff)
-        self._longest_ms = ms(settings.max_backoff)
+        self.longest_ms = ms(settings.max_backoff)
         self._dice = dice
-
-    @property
-    def longest_ms(self) -> int:
-        return self._longest_ms
 
     def after_ms(self, times: int) -> int:
         """Return a random pause: anything from 0 to 1 s, 2 s, 4 s … 5 min (full jitter)."""
         doubled = self._first_ms << min(max(times, 1) - 1, 20)
-        return int(self._dice.fraction() * min(doubled, self._longest_ms)) + 1
+        return int(self._dice.fraction() * min(doubled, self.longest_ms)) + 1
 
     def jittered_ms(self, left_ms: int) -> int:
         """Return *left_ms* and up to a quarter of a second more."""
@@ -87,26 +83,16 @@ class SortedAnswers(Struct, frozen=True):
     lost_races: list[tuple[BatchEntry, Already | Lost]]
 
 
-class SinkAnswers:
+class SinkAnswers(Struct, eq=False, kw_only=True):
     """Decides what follows from each answer of one sink."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        books: Books,
-        breaker: Breaker,
-        rate_limit: RateLimit,
-        backoff: Backoff,
-        *,
-        may_give_up: bool,
-    ) -> None:
-        self._give_up_after = settings.give_up_after
-        self._books = books
-        self._breaker = breaker
-        self._rate_limit = rate_limit
-        self._backoff = backoff
-        self._may_give_up = may_give_up
-        self.blame = Blame(breaker)
+    give_up_after: timedelta | None
+    books: Books
+    breaker: Breaker
+    blame: Blame
+    rate_limit: RateLimit
+    backoff: Backoff
+    may_give_up: bool
 
     def sort(self, batch: Batch, parcels: Iterable[Parcel]) -> SortedAnswers:
         """Group events by what follows from their answers."""
@@ -123,17 +109,17 @@ class SinkAnswers:
                     entry.passed_before, entry.turn = parcel.passed_before, parcel.turn
                     self._sort_one(entry, answer, found)
         batch.forwarded.update(found.taken)
-        self._rate_limit.delivered += len(found.taken)
+        self.rate_limit.delivered += len(found.taken)
         return found
 
     def _sort_one(self, entry: BatchEntry, answer: JointAnswer, found: SortedAnswers) -> None:
         match answer:
             case Already() | Lost():
-                self._breaker.succeeded()
+                self.breaker.succeeded()
                 found.lost_races.append((entry, answer))
             case Never():
                 if not answer.unsent:
-                    self._breaker.succeeded()
+                    self.breaker.succeeded()
                 entry.error = answer.reason
                 found.refused.append(entry)
             case Yes():
@@ -147,9 +133,9 @@ class SinkAnswers:
 
     def _is_too_old(self, entry: BatchEntry) -> bool:
         """Return True if a failed event is to be given up for its age, and record why."""
-        if not self._may_give_up or not entry.held or entry.is_lost:
+        if not self.may_give_up or not entry.held or entry.is_lost:
             return False
-        most_ms = entry.batch.give_up_ms(self._give_up_after, entry.keep_ms)
+        most_ms = entry.batch.give_up_ms(self.give_up_after, entry.keep_ms)
         if entry.age_ms() < most_ms:
             return False
         most = format_duration(timedelta(milliseconds=most_ms))
@@ -160,7 +146,7 @@ class SinkAnswers:
         self, entry: BatchEntry, answer: Unknown | No | Throttled | Unwell | Closed
     ) -> HandBack:
         """Decide when to retry an event the sink did not take, and whether the attempt counts."""
-        backoff, breaker = self._backoff, self._breaker
+        backoff, breaker = self.backoff, self.breaker
         asked = min(max(answer.retry_after_ms, 0), backoff.longest_ms)
         if isinstance(answer, Throttled):
             return self._plan_throttled_retry(entry, answer, asked)
@@ -169,10 +155,10 @@ class SinkAnswers:
         is_blamed = False
         match answer:
             case Unknown():
-                self._books.ambiguous += 1
+                self.books.ambiguous += 1
                 is_blamed = True
             case Unwell() | Closed():
-                self._books.unwell += isinstance(answer, Unwell)
+                self.books.unwell += isinstance(answer, Unwell)
                 is_blamed = self.blame.is_of(entry.key, entry.passed_before)
         if not isinstance(answer, No):
             entry.error = answer.reason
@@ -194,11 +180,11 @@ class SinkAnswers:
         self, entry: BatchEntry, answer: Throttled, asked_ms: int
     ) -> HandBack:
         """Lower the rate, and retry when the sink accepts events again."""
-        now, limit = now_s(), self._rate_limit
-        self._breaker.answered()
-        self._books.throttled += 1
+        now, limit = now_s(), self.rate_limit
+        self.breaker.answered()
+        self.books.throttled += 1
         if answer.maybe:
-            self._books.unwell += 1
+            self.books.unwell += 1
             entry.maybe_delivered = True
             entry.error = answer.reason
         limit.throttled(entry.turn, asked_ms / 1000, now)

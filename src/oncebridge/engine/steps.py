@@ -29,45 +29,38 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.base.clock import Clock, Dice, ms
+from oncebridge.base.clock import Clock, Dice, SystemDice, ms, system_clock
 from oncebridge.dead_letters.api import DeadLetters
 from oncebridge.dead_letters.copies import count_copies
 from oncebridge.engine.backlog import PendingWrite
 from oncebridge.engine.batch import Batch, BatchEntry, now_s
-from oncebridge.engine.breaker import Breaker
+from oncebridge.engine.breaker import Blame, Breaker
 from oncebridge.engine.claims import RetryingStore
 from oncebridge.engine.counters import Books
 from oncebridge.engine.decide import DROPPED, Action, Policy, Step, after_claim, first_step
 from oncebridge.engine.entity_state import EntityStates
-from oncebridge.engine.hooks import Hook, RoundTrip, TripHook, call_hooks
+from oncebridge.engine.hooks import Hook, Tracer, TripHook
 from oncebridge.engine.leases import Lease, Leases
 from oncebridge.engine.memos import first_arrival
-from oncebridge.engine.ordering import waves
+from oncebridge.engine.opening import Opening
+from oncebridge.engine.ordering import EntityQueues, waves
 from oncebridge.engine.outcomes import Outcomes
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.sends import SINK_DOWN, Sender
-from oncebridge.engine.settings import Settings
+from oncebridge.engine.settings import DEFAULT_ROUTE, Settings
 from oncebridge.engine.sink_answers import Backoff, HandBack, SinkAnswers, SortedAnswers
-from oncebridge.engine.timed_store import TimedStore
+from oncebridge.engine.timed_store import timed
 from oncebridge.engine.verdict import First, Outcome, Verdict
-from oncebridge.errors import (
-    DeadLetterError,
-    DeadLetterRefused,
-)
+from oncebridge.errors import DeadLetterError, DeadLetterRefused
+from oncebridge.events.event import Event
 from oncebridge.events.rules import Rule, RuleSet
-from oncebridge.sinks.api import (
-    Already,
-    Delivery,
-    Joint,
-    Lost,
-    Sink,
-    as_joint_sink,
-)
+from oncebridge.sinks.api import Already, Delivery, Joint, Lost, Sink, as_joint_sink
+from oncebridge.sinks.function import FunctionSink
 from oncebridge.stores.api import (
     Busy,
     Claim,
@@ -100,30 +93,28 @@ _NOT_RECORDED = "another event with the same key was delivered and is not record
 
 
 class Steps:
-    """
-    The steps of a batch, for one route: claim, deliver, commit.
-
-    See `oncebridge.engine.gateway.Gateway` for the arguments.
-    """
+    """The steps of a batch, for one route; the arguments are explained at `Gateway`."""
 
     def __init__(
         self,
         *,
         store: Store,
-        sink: Sink,
-        rules: Sequence[Rule],
-        dead: DeadLetters | None,
-        route: str,
-        settings: Settings,
-        hooks: Sequence[Hook],
-        trip_hooks: Sequence[TripHook],
-        clock: Clock,
-        dice: Dice,
+        sink: Sink | Callable[[Event], Any],
+        rules: Sequence[Rule] = (),
+        dead: DeadLetters | None = None,
+        route: str = DEFAULT_ROUTE,
+        settings: Settings = Settings(),  # noqa: B008 - frozen
+        hooks: Sequence[Hook] = (),
+        trip_hooks: Sequence[TripHook] = (),
+        tracer: Tracer | None = None,
+        clock: Clock = system_clock,
+        dice: Dice | None = None,
     ) -> None:
+        settings.check()
         self.books = Books()
         self.route = route
         self._store = store
-        self._sink = sink
+        self._sink = FunctionSink(sink) if callable(sink) else sink
         self.rules = RuleSet(
             rules,
             namespace=route,
@@ -135,29 +126,27 @@ class Steps:
         self._settings = settings
         self._hooks = tuple(hooks)
         self._trip_hooks = tuple(trip_hooks)
+        self._tracer = tracer
         self._clock = clock
-        self._dice = dice
+        self._dice = dice or SystemDice()
         self._lease_ms = ms(settings.lease)
         self._max_hold_s = settings.max_hold.total_seconds()
         self._commit_budget_s = settings.commit_budget.total_seconds()
         self._policy = Policy.of(settings, has_dead_letters=dead is not None)
         self._is_shadow = self._policy.is_shadow
         self._fails_open = self._policy.sends_without_store
-        claims = TimedStore(store, route, self._trip_hooks) if trip_hooks else store
+        claims = timed(store, route, self._trip_hooks) if trip_hooks else store
         self._leases = Leases(claims, self.books, lease_ms=self._lease_ms)
         self._claims = RetryingStore(claims, self.books, self._dice)
         self._entities = EntityStates(
-            self._claims,
-            self._leases,
-            books=self.books,
-            dice=self._dice,
-            settings=settings,
-            policy=self._policy,
+            self._claims, self._leases, self.books, self._dice, settings, self._policy
         )
         self._settle = Outcomes(route, self.books, self._leases, self._hooks).settle
         self._joint = as_joint_sink(self._sink, store)
         self.sink_breaker = Breaker(settings.breaker, self._dice)
         self.store_breaker = Breaker(settings.breaker, self._dice)
+        self._opening = Opening([self._sink, dead, store], self.store_breaker, self.books)
+        self._entity_queues = EntityQueues() if settings.order == "entity" else None
         self._rate_limit = RateLimit(settings.rate or inf)
         self._sender = Sender(
             self._sink,
@@ -169,7 +158,7 @@ class Steps:
             breaker=self.sink_breaker,
             rate_limit=self._rate_limit,
             books=self.books,
-            listener=self._report_send if trip_hooks else None,
+            trip_hooks=self._trip_hooks,
         )
         if settings.rate:
             from oncebridge.engine.shared_rate_limit import (  # noqa: PLC0415 - most have no rate
@@ -187,11 +176,12 @@ class Steps:
             )
         self._backoff = Backoff(settings, self._dice)
         self._answers = SinkAnswers(
-            settings,
-            self.books,
-            self.sink_breaker,
-            self._rate_limit,
-            self._backoff,
+            give_up_after=settings.give_up_after,
+            books=self.books,
+            breaker=self.sink_breaker,
+            blame=Blame(self.sink_breaker),
+            rate_limit=self._rate_limit,
+            backoff=self._backoff,
             may_give_up=dead is not None,
         )
         self._paused = False
@@ -743,21 +733,16 @@ class Steps:
         """Commit what the sink took. From here on the event is acknowledged, whatever happens."""
         self.sink_breaker.succeeded()
         self.books.forwarded += len(rows)
-        special: list[BatchEntry] = []
-        if batch.entries:
-            special = [entry for row in rows if (entry := batch.entries.get(row))]
-        for entry in special:
-            if entry.unprotected:
-                self.books.unprotected += 1
-                if not entry.held:
-                    memories = entry.memories(entry.parts, Fate.DELIVERED, self._dice)
-                    self._claims.backlog.add(entry.pending_writes(memories, batch.now()))
+        entries = batch.entries
+        special = [entries[row] for row in rows if row in entries] if entries else []
+        if special:
+            self._note_unprotected([entry for entry in special if entry.unprotected])
+            # Those of events that shadow mode would have dropped; others have a state to record.
+            await self._release_outdated(special)
         if self._joint is None:
-            if special:
-                await self._record_entity_states(special)
+            if with_state := [entry for entry in special if entry.entity_lease is not None]:
+                await self._entities.record_delivered(with_state, self._lease_ms)
             await self._commit(batch, rows, Fate.DELIVERED)
-        elif self._is_shadow:
-            await self._release_entities(special)
         by_verdict: dict[tuple[Verdict, str], list[int]] = {}
         for entry in special:
             by_verdict.setdefault((entry.success_verdict, entry.why), []).append(entry.row)
@@ -766,15 +751,15 @@ class Steps:
         if len(special) < len(rows):
             self._settle(batch, rows, Verdict.DELIVERED)
 
-    async def _record_entity_states(self, entries: list[BatchEntry]) -> None:
-        """Record the newest states; events that shadow mode would have dropped have none."""
-        if any(entry.entity_lease for entry in entries):
-            await self._release_entities(entries)
-            delivered = [entry for entry in entries if entry.entity_lease is not None]
-            await self._entities.record_delivered(delivered, self._lease_ms)
+    def _note_unprotected(self, entries: Sequence[BatchEntry]) -> None:
+        """Count deliveries without a claim, and record them once the store answers."""
+        self.books.unprotected += len(entries)
+        for entry in entries:
+            if not entry.held:
+                memories = entry.memories(entry.parts, Fate.DELIVERED, self._dice)
+                self._claims.backlog.add(entry.pending_writes(memories, entry.batch.now()))
 
-    async def _release_entities(self, entries: list[BatchEntry]) -> None:
-        """Release the entities of events that shadow mode would have dropped."""
+    async def _release_outdated(self, entries: Sequence[BatchEntry]) -> None:
         await self._claims.release(
             [
                 release
@@ -951,7 +936,15 @@ class Steps:
                 if outcome is None:
                     continue  # `process` is about to raise
                 if not outcome.acknowledge:
-                    self._settle_like(batch, row, outcome)
+                    why, wait, blamed = outcome.reason, outcome.retry_after_ms, outcome.blamed
+                    self._settle(
+                        batch,
+                        [row],
+                        outcome.verdict,
+                        reason=why,
+                        retry_after_ms=wait,
+                        blamed=blamed,
+                    )
                     continue
                 if leader.matched_key and leader.matched_key not in duplicate.names():
                     # Known by a key that this one does not have, so not proven to be a duplicate.
@@ -973,19 +966,6 @@ class Steps:
         if apart:
             for wave in waves(batch, apart):
                 await self._process_wave(batch, wave)
-
-    def _settle_like(self, batch: Batch, row: int, outcome: Outcome) -> None:
-        self._settle(
-            batch,
-            [row],
-            outcome.verdict,
-            reason=outcome.reason,
-            retry_after_ms=outcome.retry_after_ms,
-            blamed=outcome.blamed,
-        )
-
-    def _report_send(self, items: int, took_s: float, ok: bool) -> None:  # noqa: FBT001 - `CallListener`
-        call_hooks(self._trip_hooks, RoundTrip(self.route, "sink", "deliver", items, took_s, ok))
 
     def _settle_unfinished(self, batch: Batch) -> list[Outcome]:
         """Return events without a verdict to the source: after an error, or at a shutdown."""
