@@ -68,61 +68,41 @@ class Parcel(Struct, eq=False):
     """The sink took all events."""
 
 
-class Sends:
+class Sends(Struct, eq=False):
     """The sends of one batch: what waits to be sent, and what is answered."""
 
-    def __init__(self, sender: "Sender", batch: Batch, rows: Sequence[int], size: int) -> None:
-        self._sender = sender
-        self._loop = batch.loop
-        self.batch = batch
-        self.waiting = deque(
-            [Parcel(rows)]
-            if len(rows) <= size
-            else [Parcel(rows[at : at + size]) for at in range(0, len(rows), size)]
-        )
-        self.running: dict[Parcel, None] = {}
-        self.answered: list[Parcel] = []
-        """Calls that are over, and whose answers are not taken yet."""
-        self._alarm: asyncio.TimerHandle | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_woken = False
+    batch: Batch
+    waiting: deque[Parcel]
+    running: dict[Parcel, None] = {}
+    answered: list[Parcel] = []
+    """Calls that are over, and whose answers are not taken yet."""
+    alarm: asyncio.TimerHandle | None = None
+    waiter: asyncio.Future[None] | None = None
+    is_woken: bool = False
 
     async def next(self) -> list[Parcel]:
         """Wait for answers or a wake-up; return what is answered."""
-        if not self.answered and not self._is_woken:
-            self._waiter = self._loop.create_future()
+        if not self.answered and not self.is_woken:
+            self.waiter = self.batch.loop.create_future()
             try:
-                await self._waiter
+                await self.waiter
             finally:
-                self._waiter = None
-        self._is_woken = False
-        return self.take_answers()
-
-    def take_answers(self) -> list[Parcel]:
-        """Return what is answered, without waiting."""
-        if self.running:
-            for parcel in [p for p in self.running if p.call is not None and p.call.done()]:
-                self._sender.end(self, parcel)
+                self.waiter = None
+        self.is_woken = False
         answered, self.answered = self.answered, []
         return answered
 
     def wake_in(self, seconds: float) -> None:
         """Let `next` return after *seconds*, with or without answers."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm = self._loop.call_later(seconds, self.wake)
+        if self.alarm is not None:
+            self.alarm.cancel()
+        self.alarm = self.batch.loop.call_later(seconds, self.wake)
 
     def wake(self) -> None:
         """Let `next` return, with or without answers."""
-        self._is_woken = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def close(self) -> None:
-        """Cancel the calls under way; their answers are not needed any more."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._sender.close(self)
+        self.is_woken = True
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
 
 class Sender:
@@ -170,14 +150,27 @@ class Sender:
 
     def open(self, batch: Batch, rows: Sequence[int]) -> Sends:
         """Return the sends of *rows*; the caller closes them."""
-        sends = Sends(self, batch, rows, self._sink.batch)
+        size, count = self._sink.batch, len(rows)
+        parcels = [
+            Parcel(rows[at : at + size] if count > size else rows) for at in range(0, count, size)
+        ]
+        sends = Sends(batch, deque(parcels))
         self._open[sends] = None
         return sends
 
+    def take_late_answers(self, sends: Sends) -> list[Parcel]:
+        """Return what is answered, also what `next` has not been woken for yet."""
+        for parcel in [p for p in sends.running if p.call is not None and p.call.done()]:
+            self.end(sends, parcel)
+        return sends.answered
+
     def close(self, sends: Sends) -> None:
         """Cancel the calls of *sends* that are under way."""
+        if sends.alarm is not None:
+            sends.alarm.cancel()
         del self._open[sends]
-        self._stop_waiting(sends)
+        if self._waiters:
+            self._stop_waiting(sends)
         while sends.running:
             parcel, _ = sends.running.popitem()
             call, parcel.call = parcel.call, None
@@ -303,15 +296,11 @@ class Sender:
                 return rows, "no time left to send"
         needed = batch.now() + send_time + self._margin_s
         parcel.leases = leases = batch.own_leases(parcel.rows)
-        for lease in leases:
-            if lease.lost or lease.ends < needed:
-                break
-        else:
+        short = [lease for lease in leases if lease.lost or lease.ends < needed]
+        if not short:
             return None
         try:
-            await self._leases.extend(
-                [lease for lease in leases if lease.lost or lease.ends < needed]
-            )
+            await self._leases.extend(short)
         except StoreError:
             self._books.store_errors += 1
         # Again: the store may have been slow.
@@ -396,7 +385,8 @@ class Sender:
 
     def _free_slot(self) -> None:
         self._free += 1
-        self._wake_next()
+        if self._waiters:
+            self._wake_next()
 
     def _wake_next(self) -> None:
         if self._waiters and self._free > 0:

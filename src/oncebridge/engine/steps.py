@@ -672,12 +672,12 @@ class Steps:
                     # The other sends need not wait for these commits.
                     applying.append(asyncio.create_task(self._apply_answers(answers)))
         except BaseException:
-            self._answers.sort(batch, sends.take_answers())
+            self._answers.sort(batch, self._sender.take_late_answers(sends))
             for task in applying:
                 task.cancel()
             raise
         finally:
-            sends.close()
+            self._sender.close(sends)
             try:
                 # All of them, even if one fails: none may keep running.
                 errors = await asyncio.gather(*applying, return_exceptions=True) if applying else ()
