@@ -17,6 +17,7 @@ from oncebridge.engine.counters import Books
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.sends import Parcel
 from oncebridge.engine.settings import Settings
+from oncebridge.engine.verdict import Verdict
 from oncebridge.sinks.api import (
     Already,
     Closed,
@@ -51,12 +52,14 @@ class Backoff:
 
 
 class HandBack(Struct, frozen=True):
-    """One event to return to the source: why, after what pause, and if the attempt counts."""
+    """One event to return to the source: why, and after what pause."""
 
     entry: BatchEntry
     reason: str
     wait_ms: int
-    unsent: bool
+    unsent: bool = True
+    """Nothing was sent, or it was the sink's fault: the attempt does not count."""
+    verdict: Verdict = Verdict.FAILED
 
     def releases(self) -> list[Release]:
         """Return the releases of its claim; none if it has none, or lost it."""
@@ -151,7 +154,7 @@ class SinkAnswers(Struct, eq=False, kw_only=True):
         if isinstance(answer, Throttled):
             return self._plan_throttled_retry(entry, answer, asked)
         if isinstance(answer, No) and answer.too_early:
-            return HandBack(entry, answer.reason, max(backoff.after_ms(1), asked), unsent=True)
+            return HandBack(entry, answer.reason, max(backoff.after_ms(1), asked))
         is_blamed = False
         match answer:
             case Unknown():
@@ -174,7 +177,7 @@ class SinkAnswers(Struct, eq=False, kw_only=True):
         # The sink's fault: the attempt does not count, and the pause grows with its refusals.
         left_s = breaker.left_s(now_s(), entry.key)
         wait = max(backoff.after_ms(breaker.level), asked, int(left_s * 1000))
-        return HandBack(entry, answer.reason, wait, unsent=True)
+        return HandBack(entry, answer.reason, wait)
 
     def _plan_throttled_retry(
         self, entry: BatchEntry, answer: Throttled, asked_ms: int
@@ -189,4 +192,4 @@ class SinkAnswers(Struct, eq=False, kw_only=True):
             entry.error = answer.reason
         limit.throttled(entry.turn, asked_ms / 1000, now)
         wait = max(asked_ms, int(limit.left_s(now) * 1000)) + 1
-        return HandBack(entry, answer.reason, wait, unsent=True)
+        return HandBack(entry, answer.reason, wait)

@@ -89,6 +89,7 @@ _FATES: Final = {
 }
 _SILENT: Final = {NoAnswer}
 _ANY_OTHER_EVENT = b"any"  # a key that no event has
+_TAKEN_OVER = "another worker took over"
 _NOT_RECORDED = "another event with the same key was delivered and is not recorded yet"
 
 
@@ -266,7 +267,8 @@ class Steps:
         waits = {*behind}
         await self._process_in_order(batch, [row for row in wave if row not in waits])
         for entity in dict.fromkeys([entries[row].entity for row in behind]):
-            await turns[entity].wait_for_previous(batch.ends)
+            left_s = None if batch.ends is None else batch.ends - batch.now()
+            await turns[entity].wait_for_previous(left_s)
         await self._process_in_order(batch, behind)
 
     async def _process_in_order(self, batch: Batch, rows: Sequence[int]) -> None:
@@ -613,11 +615,8 @@ class Steps:
                 entry.success_verdict = Verdict.BUSY
             return [entry.row for entry in entries], [], 0
         ready = [entry.row for entry, step in found.claimed if step.action is Action.SEND]
-        pause = self._backoff.after_ms(1)
         why = "the store did not answer for the entity"
-        await self._hand_back(
-            [HandBack(entry, why, pause, unsent=True) for entry in found.unanswered]
-        )
+        await self._hand_back_all(found.unanswered, why, self._backoff.after_ms(1))
         if not found.busy:
             return ready, [], 0
         is_over = now_s() >= patient_until or batch.is_over()
@@ -626,8 +625,7 @@ class Steps:
             return ready, [entry for entry, _ in found.busy], min(left_s, _BUSY_POLL_S)
         why = "another worker holds the entity"
         await self._hand_back(
-            [HandBack(entry, why, left, unsent=True) for entry, left in found.busy],
-            verdict=Verdict.BUSY,
+            [HandBack(entry, why, left, verdict=Verdict.BUSY) for entry, left in found.busy]
         )
         return ready, [], 0
 
@@ -659,7 +657,7 @@ class Steps:
                     rows_left, why = unsent
                     is_down = why is SINK_DOWN
                     wait_ms = int(self.unavailable_s() * 1000) + 1 if is_down else 0
-                    await self._hand_back_rows(batch, rows_left, why, wait_ms)
+                    await self._hand_back_all(map(batch.entry, rows_left), why, wait_ms)
                     is_last = not (sends.waiting or sends.running or sends.answered)
                     continue
                 if not (parcels := await sends.next()):
@@ -720,10 +718,7 @@ class Steps:
         await self._claims.release([r for entry in known for r in self._entities.release_of(entry)])
         self._settle(batch, [entry.row for entry in known], Verdict.DUPLICATE)
         lost = [entry for entry, answer in lost_races if isinstance(answer, Lost)]
-        why, wait = "another worker took over", self._backoff.after_ms(1)
-        await self._hand_back(
-            [HandBack(entry, why, wait, unsent=True) for entry in lost], verdict=Verdict.BUSY
-        )
+        await self._hand_back_all(lost, _TAKEN_OVER, self._backoff.after_ms(1), Verdict.BUSY)
         # Some of their keys may have been held here until now.
         self.books.lease_lost += sum([not entry.is_lost for entry in lost])
 
@@ -836,26 +831,23 @@ class Steps:
         if not entries:
             return
         batch = entries[0].batch
-        if self._dead is None:
-            why = "no dead letters are configured"
-            wait = self._backoff.longest_ms
-            await self._hand_back([HandBack(entry, why, wait, unsent=False) for entry in entries])
-            return
         now = self._clock()
         letters = [entry.letter(reason, self.route, now) for entry in entries]
         try:
+            if self._dead is None:
+                raise DeadLetterRefused("none are configured")
             await self._dead.put(letters)
-        except DeadLetterRefused as error:
-            if len(entries) > 1:
+        except DeadLetterError as error:
+            is_refused = isinstance(error, DeadLetterRefused)
+            if is_refused and len(entries) > 1:
                 for entry in entries:  # one at a time: the others may be accepted
                     await self._send_to_dead_letters([entry], reason)
                 return
-            why, wait = f"dead letters: {error}", self._backoff.longest_ms
-            await self._hand_back([HandBack(entry, why, wait, unsent=False) for entry in entries])
-            return
-        except DeadLetterError as error:
-            why, wait = f"dead letters: {error}", self._backoff.after_ms(1)
-            await self._hand_back([HandBack(entry, why, wait, unsent=True) for entry in entries])
+            wait = self._backoff.longest_ms if is_refused else self._backoff.after_ms(1)
+            why = f"dead letters: {error}"
+            await self._hand_back(
+                [HandBack(entry, why, wait, unsent=not is_refused) for entry in entries]
+            )
             return
         await self._claims.release(
             [r for entry in entries for r in self._entities.release_of(entry)]
@@ -877,17 +869,19 @@ class Steps:
         rows = [row, *entry.duplicates] if entry is not None else [row]
         self._settle(batch, rows, Verdict.FAILED, reason=reason, retry_after_ms=wait_ms)
 
-    async def _hand_back_rows(
-        self, batch: Batch, rows: Iterable[int], reason: str, wait_ms: int = 0
+    async def _hand_back_all(
+        self,
+        entries: Iterable[BatchEntry],
+        reason: str,
+        wait_ms: int,
+        verdict: Verdict = Verdict.FAILED,
     ) -> None:
         """Return claimed events that were not sent to the source."""
         await self._hand_back(
-            [HandBack(batch.entry(row), reason, wait_ms, unsent=True) for row in rows]
+            [HandBack(entry, reason, wait_ms, verdict=verdict) for entry in entries]
         )
 
-    async def _hand_back(
-        self, back: Sequence[HandBack], *, verdict: Verdict = Verdict.FAILED
-    ) -> None:
+    async def _hand_back(self, back: Sequence[HandBack]) -> None:
         """Release the claims and return the events to the source, to be retried."""
         if not back:
             return
@@ -906,15 +900,15 @@ class Steps:
         for one in back:
             row = [one.entry.row]
             if one.entry.is_lost:
-                why, wait = "another worker took over", self._lease_ms
-                self._settle(batch, row, Verdict.BUSY, reason=why, retry_after_ms=wait)
+                wait = self._lease_ms
+                self._settle(batch, row, Verdict.BUSY, reason=_TAKEN_OVER, retry_after_ms=wait)
             else:
                 # A little after the release, or the retry would find it busy.
                 wait = self._backoff.jittered_ms(one.wait_ms) if one.wait_ms else 0
                 self._settle(
                     batch,
                     row,
-                    verdict,
+                    one.verdict,
                     reason=one.reason,
                     retry_after_ms=wait,
                     blamed=not one.unsent,
@@ -978,11 +972,7 @@ class Steps:
             if outcome is None and (batch.terms[row] is not None or row in batch.entries)
         ]
         # Claims of events that were not sent are released for the next worker.
-        unsent = [
-            HandBack(batch.entry(row), reason, 0, unsent=True)
-            for row in left
-            if row not in batch.sent
-        ]
+        unsent = [HandBack(batch.entry(row), reason, 0) for row in left if row not in batch.sent]
         self._claims.backlog.add(
             PendingWrite(release) for back in unsent for release in back.releases()
         )
