@@ -11,7 +11,7 @@ A tracer is called when events arrive, when one is sent and when its outcome is 
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, TypeVar, overload
 
 from msgspec import Struct
@@ -66,16 +66,6 @@ class Decisions(Sequence[Decision]):
 
     def __len__(self) -> int:
         return len(self.events)
-
-    def __iter__(self) -> Iterator[Decision]:
-        route, arrived_ms, took_s = self.route, self.arrived_ms, self.took_s
-        columns = zip(self.events, self.outcomes, self.attempts, strict=True)
-        return iter(
-            [
-                Decision(route, event, outcome, arrived_ms, took_s, attempt)
-                for event, outcome, attempt in columns
-            ]
-        )
 
     @overload
     def __getitem__(self, at: int) -> Decision: ...
