@@ -175,7 +175,7 @@ def test_without_an_argument_there_is_no_event(protect):
 def test_without_a_key_and_without_an_id_nothing_runs(protect):
     calls = []
     note = protect(calls.append, route="x")
-    with pytest.raises(HandedBack, match="no dead letters"):
+    with pytest.raises(HandedBack, match="dead letters: none are configured"):
         note({})
     assert calls == []
 

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from msgspec import Struct
 
@@ -42,6 +42,7 @@ from oncebridge.stores.api import (
 if TYPE_CHECKING:
     from oncebridge.engine.ordering import EntityTurn
 
+_T = TypeVar("_T")
 _IN_PLACE_MS = 12 * 3_600_000
 _NOT_READ = Unreadable(b"", "", "")
 
@@ -51,6 +52,11 @@ Arrival = bytes | Event | Unreadable
 
 Settled = Callable[[int, Outcome], None]
 """Called with the index and the outcome of each arrival of a batch."""
+
+
+def picked(column: list[_T], rows: Sequence[int]) -> list[_T]:
+    """Return the values of *rows*, which are in the order of arrival, so that all are a column."""
+    return column if len(rows) == len(column) else [*map(column.__getitem__, rows)]
 
 
 def now_s() -> float:
@@ -251,23 +257,16 @@ class Batch(Struct, eq=False):
     ) -> Wants:
         """Return the claims of *rows*, as one call under one token and one generation."""
         self.has_memos = memos
-        is_whole = len(rows) == len(self.keys)  # rows are in the order of arrival
-        memo: list[bytes] | bytes = b""
-        if memos:
-            events = self.events if is_whole else [*map(self.events.__getitem__, rows)]
-            memo = first_memos(events, self.arrived_ms)
+        memo = first_memos(picked(self.events, rows), self.arrived_ms) if memos else b""
         if (terms := self.common_terms) is not None and not self.entries:
-            hashes: bytes | list[bytes] = b""
-            if terms.hash_of is not None:
-                hashes = [*map(self.hashes.__getitem__, rows)]
             return Wants(
-                self.keys if is_whole else [*map(self.keys.__getitem__, rows)],
+                picked(self.keys, rows),
                 token,
                 generation,
                 lease_ms,
                 terms.spans[0].window_ms,
                 memo,
-                hashes,
+                picked(self.hashes, rows) if terms.hash_of is not None else b"",
                 terms.slide_ms,
             )
         parts = [self.parts_of(row) for row in rows]
@@ -291,10 +290,7 @@ class Batch(Struct, eq=False):
             lease = leases.pop()
             if lease is None:
                 return Commits([])
-            keys = self.keys
-            if len(rows) < len(keys):
-                keys = [*map(keys.__getitem__, rows)]
-            span = terms.spans[0]
+            span, keys = terms.spans[0], picked(self.keys, rows)
             return Commits(keys, lease.generation, fate, span.window_ms, span.hard_ms)
         held: list[tuple[bytes, bytes, int, int]] = []
         for row in rows:

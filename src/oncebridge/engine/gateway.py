@@ -250,7 +250,7 @@ class Gateway(Steps):
     async def aclose(self) -> None:
         """Close everything. Call `drain` first to finish events in progress."""
         self._sender.is_draining = True
-        self._sender.stop_timer()
+        self._sender.timer.stop()
         await self._leases.aclose()
         await self._claims.backlog.aclose()
         if self._sender.rate_share is not None:

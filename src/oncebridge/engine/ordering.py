@@ -15,7 +15,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from oncebridge.engine.batch import Batch, BatchEntry
+from oncebridge.engine.batch import Batch, BatchEntry, picked
 from oncebridge.events.key import Part
 
 # --- within a batch ------------------------------------------------------------------------
@@ -37,9 +37,8 @@ def waves(batch: Batch, rows: Sequence[int]) -> Iterable[Sequence[int]]:
 
 
 def _names(batch: Batch, rows: Sequence[int]) -> list[bytes]:
-    keys = batch.keys
     if not batch.entries:
-        return keys if len(rows) == len(keys) else [keys[row] for row in rows]
+        return picked(batch.keys, rows)
     return [name for row in rows for name in batch.names_of(row)]
 
 

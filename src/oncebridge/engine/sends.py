@@ -20,6 +20,7 @@ from oncebridge.engine.batch import Batch
 from oncebridge.engine.breaker import Breaker
 from oncebridge.engine.counters import Books
 from oncebridge.engine.hooks import RoundTrip, TripHook, call_hooks
+from oncebridge.engine.lazy_timer import LazyTimer
 from oncebridge.engine.leases import Lease, Leases
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.settings import Settings
@@ -139,11 +140,7 @@ class Sender:
         self._waiters: dict[Sends, None] = {}
         """What waits for a slot, the longest first."""
         self._open: dict[Sends, None] = {}
-        # One timer for all calls. It is not stopped when there are none: most calls end soon, and
-        # a timer for each costs more than one that finds nothing to do.
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_loop: asyncio.AbstractEventLoop | None = None
-        self._timer_s = inf
+        self.timer = LazyTimer(self._check_timeouts)
         self._slowest_s = 0.0
         """How long the slowest recent call took; decays with each call."""
         self.is_draining = False
@@ -347,8 +344,8 @@ class Sender:
             for lease in leases:  # one lost lease must not cancel the sends of others
                 lease.sending = task
         sends.running[parcel] = None
-        if ends < self._timer_s or batch.loop is not self._timer_loop:
-            self._start_timer(batch.loop, ends)
+        if ends < self.timer.at_s or batch.loop is not self.timer.loop:
+            self.timer.start(batch.loop, ends)
 
     # --- ending ---------------------------------------------------------------------------
 
@@ -401,18 +398,7 @@ class Sender:
 
     # --- timeouts -------------------------------------------------------------------------
 
-    def stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._timer_loop, self._timer_s = None, None, inf
-
-    def _start_timer(self, loop: asyncio.AbstractEventLoop, at_s: float) -> None:
-        self.stop_timer()
-        self._timer_loop, self._timer_s = loop, at_s
-        self._timer = loop.call_at(at_s, self._check_timeouts, loop)
-
     def _check_timeouts(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.stop_timer()
         now, earliest = loop.time(), inf
         for sends in [*self._open]:
             for parcel in [*sends.running]:
@@ -422,7 +408,7 @@ class Sender:
                     self.end(sends, parcel, timed_out=True)
                     sends.wake()
         if earliest < inf:
-            self._start_timer(loop, earliest)
+            self.timer.start(loop, earliest)
 
 
 def _are_answers(found: object) -> bool:
