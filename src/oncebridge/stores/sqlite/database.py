@@ -11,13 +11,15 @@ import os
 import re
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from itertools import groupby
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar, cast
-from weakref import WeakKeyDictionary, finalize
+from typing import Any, TypeVar
+from weakref import finalize
 
 from msgspec import Struct
 
@@ -27,7 +29,8 @@ from oncebridge.errors import StoreError, StoreUnavailable
 
 _T = TypeVar("_T")
 _Work = Callable[[sqlite3.Connection], Any]
-_Done = tuple[Any, Exception | None]
+_Done = tuple[Any, BaseException | None]
+_Answer = tuple["asyncio.Future[Any]", Any, BaseException | None]
 
 _VERSIONS = """
 CREATE TABLE IF NOT EXISTS oncebridge_schema (name TEXT PRIMARY KEY, version INTEGER NOT NULL)
@@ -87,9 +90,8 @@ class SQLiteFile:
         self._busy_timeout = busy_timeout
         self._thread = _Thread()
         self._connection: sqlite3.Connection | None = None
-        self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _WriteQueue] = (
-            WeakKeyDictionary()
-        )
+        self._changes: deque[tuple[_Work, asyncio.Future[Any]]] = deque()
+        """Those that wait for the thread, with their results."""
         self._closed = False
 
     @property
@@ -113,10 +115,8 @@ class SQLiteFile:
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run *work* in the thread; the file is opened, checked and set up on first use."""
-        if self._closed:
-            raise StoreError(f"{self._path}: has been closed")
-        loop = asyncio.get_running_loop()
-        return await self._thread.do(loop, lambda: self._guarded(work))
+        self._check_open()
+        return await self._thread.do(asyncio.get_running_loop(), lambda: self._guarded(work))
 
     async def change(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """
@@ -125,53 +125,24 @@ class SQLiteFile:
         It is done completely or not at all. It may run twice, if another change in its transaction
         fails, so it must change nothing but the file.
         """
-        if self._closed:
-            raise StoreError(f"{self._path}: has been closed")
-        loop = asyncio.get_running_loop()
-        queue = self._queues.get(loop)
-        if queue is None:
-            queue = self._queues[loop] = _WriteQueue()
-        if queue.is_free:
-            queue.is_free = False
-            try:
-                ((value, error),) = await self._in_thread(loop, [work])
-            finally:
-                self._continue(loop, queue)
-            if error is not None:
-                raise error
-            return cast("_T", value)
-        result: asyncio.Future[_T] = loop.create_future()
-        queue.waiting.append((work, result))
+        self._check_open()
+        result: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._changes.append((work, result))
+        self._thread.put(self._run_changes)
         return await result
 
-    def _in_thread(
-        self, loop: asyncio.AbstractEventLoop, works: Sequence[_Work]
-    ) -> asyncio.Future[list[_Done]]:
-        return self._thread.do(loop, lambda: self._together(works))
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"{self._path}: has been closed")
 
-    def _continue(self, loop: asyncio.AbstractEventLoop, queue: "_WriteQueue") -> None:
-        if queue.waiting:
-            queue.task = loop.create_task(self._drain(queue))
-        else:
-            queue.is_free = True
-
-    async def _drain(self, queue: "_WriteQueue") -> None:
-        loop = asyncio.get_running_loop()
+    def _run_changes(self) -> None:
+        """Run the changes that wait, in the thread; none if an earlier call has run them."""
+        group = [self._changes.popleft() for _ in range(min(len(self._changes), _TOGETHER))]
         try:
-            while queue.waiting:
-                group = queue.waiting[:_TOGETHER]
-                del queue.waiting[:_TOGETHER]
-                done = await self._in_thread(loop, [work for work, _ in group])
-                for (_, result), (value, error) in zip(group, done, strict=True):
-                    _set_result(result, value, error)
-        except BaseException as error:
-            for _, result in [*group, *queue.waiting]:
-                if not result.done():
-                    result.set_exception(StoreError(f"{self._path}: {error!r}"))
-            queue.waiting.clear()
-            raise
-        finally:
-            queue.is_free = True
+            done = self._together([work for work, _ in group])
+        except BaseException as error:  # noqa: BLE001 - passed to the callers
+            done = [(None, error)] * len(group)
+        _answer([(result, *one) for (_, result), one in zip(group, done, strict=True)])
 
     def _together(self, works: Sequence[_Work]) -> list[_Done]:
         """Run all in one transaction; if that fails, each in its own transaction."""
@@ -181,7 +152,7 @@ class SQLiteFile:
                 return [(work(db), None) for work in works]
 
         try:
-            return self._guarded(all_of_them)
+            return self._guarded(all_of_them) if works else []
         except StoreUnavailable as error:
             # It would be unavailable for each of them too, and each would wait as long.
             return [(None, error)] * len(works)
@@ -194,9 +165,6 @@ class SQLiteFile:
         if self._closed:
             return
         self._closed = True
-        queue = self._queues.get(asyncio.get_running_loop())
-        if queue is not None and queue.task is not None:
-            await asyncio.wait([queue.task])
         await self._thread.do(asyncio.get_running_loop(), self._close)
         self._thread.stop()
 
@@ -208,8 +176,7 @@ class SQLiteFile:
     def _guarded(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
             if self._connection is None:
-                if self._closed:
-                    raise StoreError(f"{self._path}: has been closed")
+                self._check_open()
                 self._connection = self._connect()
             return work(self._connection)
         except sqlite3.Error as error:
@@ -290,9 +257,6 @@ class SQLiteFile:
             threading.Event().wait(_PAUSE_MS / 1000)
 
 
-_Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
-
-
 class _Thread:
     """
     A thread that runs one job after the other, for any loop.
@@ -302,20 +266,32 @@ class _Thread:
     """
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_started = self._is_stopped = False
 
     def do(self, loop: asyncio.AbstractEventLoop, work: Callable[[], _T]) -> asyncio.Future[_T]:
         """Run *work*; it is run even if the caller is cancelled while it waits."""
         result: asyncio.Future[_T] = loop.create_future()
+
+        def job() -> None:
+            try:
+                done: _Answer = result, work(), None
+            except BaseException as error:  # noqa: BLE001 - passed to the caller
+                done = result, None, error
+            _answer([done])
+
+        self.put(job)
+        return result
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Run *job*, which must not raise."""
         with self._lock:
             if self._is_stopped:
                 raise RuntimeError("the thread has been stopped")
             if not self._is_started:
                 self._start()
-            self._jobs.put((work, loop, result))
-        return result
+            self._jobs.put(job)
 
     def _start(self) -> None:
         name = "oncebridge-sqlite"
@@ -331,42 +307,33 @@ class _Thread:
             self._jobs.put(None)
 
 
-def _run_jobs(jobs: "SimpleQueue[_Job | None]") -> None:
+def _run_jobs(jobs: "SimpleQueue[Callable[[], None] | None]") -> None:
     while (job := jobs.get()) is not None:
-        work, loop, result = job
-        value, error = None, None
-        try:
-            value = work()
-        except BaseException as raised:  # noqa: BLE001 - passed to the caller
-            error = raised
+        job()
+        del job  # freed now: the next job may come late
+
+
+def _answer(answers: Sequence[_Answer]) -> None:
+    """Set results from the thread, with one call of each loop."""
+    for loop, some in groupby(answers, lambda answer: answer[0].get_loop()):
         with suppress(RuntimeError):  # the loop is closed, and no caller waits
-            loop.call_soon_threadsafe(_set_result, result, value, error)
-        del job, work, loop, result, value, error  # freed now: the next job may come late
+            loop.call_soon_threadsafe(_set_results, [*some])
 
 
-def _set_result(result: "asyncio.Future[Any]", value: object, error: BaseException | None) -> None:
-    if result.done():
-        return  # the caller was cancelled
-    if error is not None:
-        result.set_exception(error)
-    else:
-        result.set_result(value)
+def _set_results(answers: Sequence[_Answer]) -> None:
+    for result, value, error in answers:
+        if result.done():
+            continue  # the caller was cancelled
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(value)
 
 
-def _stop(jobs: "SimpleQueue[_Job | None]", thread: threading.Thread) -> None:
+def _stop(jobs: "SimpleQueue[Callable[[], None] | None]", thread: threading.Thread) -> None:
     jobs.put(None)
     if thread is not threading.current_thread():
         thread.join()
-
-
-class _WriteQueue:
-    """The changes that wait for the thread, for one loop."""
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[_Work, asyncio.Future[Any]]] = []
-        self.is_free = True
-        self.task: asyncio.Task[None] | None = None
-        """Kept, because the loop has only a weak reference."""
 
 
 @contextmanager
