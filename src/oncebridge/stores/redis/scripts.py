@@ -77,17 +77,13 @@ def read_scripts() -> dict[str, Script]:
     text = files(__package__).joinpath("records.lua").read_text("utf-8")
     _, *parts = re.split(r"(?m)^--# (\w+)$", text)
     sources = dict(zip(parts[::2], parts[1::2], strict=True))
-    every = _without_comments(sources.pop("every"))
-    return {name: _script(every + _without_comments(own)) for name, own in sources.items()}
+    every = sources.pop("every")
+    return {name: _script(every + own) for name, own in sources.items()}
 
 
 def _script(source: str) -> Script:
     text = source.encode()
     return Script(text, sha1(text, usedforsecurity=False).hexdigest().encode())
-
-
-def _without_comments(source: str) -> str:
-    return re.sub(r"(?m)^--.*\n|^\n|  -- .*$", "", source)
 
 
 # --- arguments --------------------------------------------------------------------------
@@ -102,7 +98,7 @@ class KeyBatch(Columns[Any], frozen=True, gc=False):
 
 
 Batch = Wants | Columns[Any]
-_Arguments = tuple[Column[bytes], list[bytes]]
+_Arguments = tuple[bytes, list[bytes]]
 """The terms of all names or of each, and the own value of each; none if the script takes none."""
 
 
@@ -111,11 +107,10 @@ def _encode_wants(batch: Wants) -> _Arguments:
         if not sizes.issuperset(map(len, tokens if isinstance(tokens, list) else (tokens,))):
             raise StoreError("a claim needs a token and a generation of 16 bytes each")
     short, memos = _memo_fields(batch.memo, len(batch))
-    size = 1 if batch.sizes is None else batch.sizes
-    columns = [batch.lease_ms, batch.keep_ms, batch.token, batch.generation, size, short]
-    if batch.sizes is not None:
-        memos, *columns = [_for_each_key(column, batch.sizes) for column in (memos, *columns)]
-    form, own = _with_hashes(batch.hash, memos)
+    columns: list[Column[Any]]
+    columns = [batch.lease_ms, batch.keep_ms, batch.token, batch.generation, batch.sizes or 1]
+    columns = [*map(batch.by_key, [*columns, short])]
+    form, own = _with_hashes(batch.hash, spread(batch.by_key(memos), len(memos)))
     return _terms(_WANT, [*columns, batch.slide_ms, form], len(batch.keys)), own
 
 
@@ -157,17 +152,10 @@ def encode(batch: Batch) -> _Arguments:
     return _ENCODERS[type(batch)](batch)
 
 
-def _terms(pack: Callable[..., bytes], columns: Sequence[Column[Any]], count: int) -> Column[bytes]:
+def _terms(pack: Callable[..., bytes], columns: Sequence[Column[Any]], count: int) -> bytes:
     if list not in map(type, columns):
         return pack(*columns)
-    return [*map(pack, *[spread(column, count) for column in columns])]
-
-
-def _for_each_key(column: Column[Any], sizes: Sequence[int]) -> Column[Any]:
-    """Return a column of events as one of their keys."""
-    if not isinstance(column, list):
-        return column
-    return [value for value, size in zip(column, sizes, strict=True) for _ in range(size)]
+    return b"".join(map(pack, *[spread(column, count) for column in columns]))
 
 
 def _with_hashes(column: Column[bytes], memos: Sequence[bytes]) -> tuple[Column[int], list[bytes]]:

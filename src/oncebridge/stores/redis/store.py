@@ -37,7 +37,6 @@ from oncebridge.stores.api import (
     HELD,
     ClaimAnswer,
     ClaimAnswers,
-    Column,
     CommitAnswer,
     Commits,
     ExtendAnswer,
@@ -388,21 +387,14 @@ class RedisStore:
         self._check_open()
         unusual: _Unusual = {}
         clocks: _Clocks = []
-        if not batch.keys:
-            return unusual, clocks
-        names = [self._prefix + key for key in batch.keys]
-        terms, own = encode(batch)
-        places: Sequence[Sequence[int]] | None = None  # of the names of each item; None: one each
-        if isinstance(batch, Wants) and batch.sizes is not None:
-            ends = accumulate(batch.sizes)
-            places = [range(end - size, end) for end, size in zip(ends, batch.sizes, strict=True)]
-        pieces = self._pieces(names, places)
+        pieces = self._pieces(batch)
         while pieces:
-            requests = []
-            for slot, piece in pieces:
-                at = piece if places is None else [on for item in piece for on in places[item]]
-                parts = [_picked(column, at) for column in (names, terms, own)]
-                requests.append(self._request(script, slot, *parts))
+            requests = [
+                self._request(
+                    script, slot, batch if len(piece) == len(batch) else batch.select(piece)
+                )
+                for slot, piece in pieces
+            ]
             replies: list[Any]
             try:
                 replies = await self._servers.ask(requests, replicas)
@@ -428,41 +420,30 @@ class RedisStore:
         self._servers.drop_connections()
         return InvalidReply()
 
-    def _pieces(
-        self, names: Sequence[bytes], places: Sequence[Sequence[int]] | None
-    ) -> list[_Piece]:
-        """Group items by slot, in pieces that do not block a server for long; see `_run`."""
-        count = len(names if places is None else places)
-        if len(names) <= _CHUNK and self._address.kind != "cluster":
-            return [(0, range(count))]
-        slots: dict[int, list[int]] = {}
-        for at in range(count):
-            name = names[at if places is None else places[at][0]]
-            slots.setdefault(self._servers.slot_of(name), []).append(at)
+    def _pieces(self, batch: Batch) -> list[_Piece]:
+        """Group items by slot, in pieces that do not block a server for long."""
+        if len(batch.keys) <= _CHUNK and self._address.kind != "cluster":
+            return [(0, range(len(batch)))] if batch.keys else []
+        sizes = batch.sizes if isinstance(batch, Wants) else None
+        sizes = sizes or [1] * len(batch)
         pieces: list[_Piece] = []
-        for slot, items in slots.items():
-            start = size = 0
-            for number, at in enumerate(items):
-                more = 1 if places is None else len(places[at])
-                if size and size + more > _CHUNK:
-                    pieces.append((slot, items[start:number]))
-                    start, size = number, 0
-                size += more
-            pieces.append((slot, items[start:]))
+        latest: dict[int, list[int]] = {}
+        room: dict[int, int] = {}
+        for at, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True)):
+            slot = self._servers.slot_of(self._prefix + batch.keys[end - size])
+            if room.get(slot, 0) < size:
+                latest[slot], room[slot] = [], _CHUNK
+                pieces.append((slot, latest[slot]))
+            latest[slot].append(at)
+            room[slot] -= size
         return pieces
 
-    def _request(
-        self,
-        name: str,
-        slot: int,
-        names: Sequence[bytes],
-        terms: Column[bytes],
-        own: Sequence[bytes],
-    ) -> RedisRequest:
-        script = self._scripts[name]
+    def _request(self, name: str, slot: int, batch: Batch) -> RedisRequest:
+        script, prefix = self._scripts[name], self._prefix
+        names = [prefix + key for key in batch.keys]
+        terms, own = encode(batch)
         now = b"" if self._clock is None else b"%d" % self._clock()
-        all_terms = b"".join(terms) if isinstance(terms, list) else terms
-        command: Command = (b"EVALSHA", script.sha, len(names), *names, now, all_terms, *own)
+        command: Command = (b"EVALSHA", script.sha, len(names), *names, now, terms, *own)
         return RedisRequest(command, slot, len(names), script)
 
     def _note_time(self, now_ms: int) -> None:
@@ -583,13 +564,6 @@ def _fits(reply: Any, request: RedisRequest, items: Sequence[int]) -> bool:
         and isinstance(reply[0], int)
         and all(isinstance(at, int) and 0 < at <= len(items) for at in reply[2::2])
     )
-
-
-def _picked(column: Any, places: Sequence[int]) -> Any:
-    """Return the values at *places*; one value for all, or none, stays as it is."""
-    if not isinstance(column, list) or len(column) in (0, len(places)):
-        return column
-    return [column[at] for at in places]
 
 
 def _require_all(unusual: _Unusual) -> None:
