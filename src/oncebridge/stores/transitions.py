@@ -144,16 +144,7 @@ def _first_attempt(part: Part, want: Want, now_ms: int) -> Record:
     until = now_ms + want.lease_ms
     keep_until = until + want.keep_ms
     return Record(
-        part.key,
-        want.token,
-        want.generation,
-        until,
-        1,
-        part.hash,
-        None,
-        want.memo,
-        0,
-        keep_until,
+        part.key, want.token, want.generation, until, 1, part.hash, None, want.memo, 0, keep_until
     )
 
 

@@ -277,11 +277,7 @@ class Dialer(Struct, frozen=True):
         host, port = address
         tls = self.tls() if self.tls is not None else None
         transport, connection = await loop.create_connection(
-            made,
-            host,
-            port,
-            ssl=tls,
-            server_hostname=(self.tls_name or host) if tls else None,
+            made, host, port, ssl=tls, server_hostname=(self.tls_name or host) if tls else None
         )
         sock: socket.socket = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

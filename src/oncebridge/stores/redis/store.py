@@ -283,10 +283,7 @@ class RedisStore:
         self._check_open()
         places = await self._servers.server_names()
         infos = await asyncio.gather(*map(self._info, places))
-        return {
-            "bytes": _sum("used_memory", infos),
-            "evicted": _sum("evicted_keys", infos),
-        }
+        return {"bytes": _sum("used_memory", infos), "evicted": _sum("evicted_keys", infos)}
 
     async def _info(self, place: bytes) -> dict[str, str]:
         answer = _or_raise(await self._servers.ask_server(place, (b"INFO",)))

@@ -376,11 +376,7 @@ def open_unchanged(path: Path) -> Iterator[sqlite3.Connection]:
     # Without these files no process has it open; SQLite would create them for us.
     how = "mode=ro" if all(file.exists() for file in companions) else "immutable=1"
     db = sqlite3.connect(
-        _uri(path, how),
-        uri=True,
-        timeout=1,
-        isolation_level=None,
-        check_same_thread=False,
+        _uri(path, how), uri=True, timeout=1, isolation_level=None, check_same_thread=False
     )
     try:
         yield db

@@ -17,13 +17,7 @@ from oncebridge.stores.api import (
     Reply,
     Wants,
 )
-from oncebridge.testing.contract.harness import (
-    CONTENT,
-    OTHER,
-    Harness,
-    _fresh,
-    listed,
-)
+from oncebridge.testing.contract.harness import CONTENT, OTHER, Harness, _fresh, listed
 
 
 class ColumnCases(Harness):
@@ -44,13 +38,7 @@ class ColumnCases(Harness):
         some = self._commits(wants, wants.keys[::2])
         assert await self.store.commit(some) == [Reply.COMMITTED] * 3
         assert await self.see_all(wants.keys[1::2]) == before
-        assert await self._strangers_hear(wants) == [
-            Duplicate,
-            Busy,
-            Duplicate,
-            Busy,
-            Duplicate,
-        ]
+        assert await self._strangers_hear(wants) == [Duplicate, Busy, Duplicate, Busy, Duplicate]
         assert await self.store.commit(self._commits(wants, wants.keys)) == [
             Reply.ALREADY,
             Reply.COMMITTED,

@@ -250,15 +250,9 @@ class PartCases(Harness):
         new = await self.hold(self.want(tier))
         assert await self.store.extend(
             Extensions.of([self.more(old, part=0), self.more(old, part=1)])
-        ) == [
-            Reply.FENCED,
-            Reply.EXTENDED,
-        ]
+        ) == [Reply.FENCED, Reply.EXTENDED]
         assert await self.store.release(
             Releases.of([self.back(old, part=0), self.back(old, part=1)])
-        ) == [
-            Reply.FENCED,
-            Reply.RELEASED,
-        ]
+        ) == [Reply.FENCED, Reply.RELEASED]
         assert (await self.see(tier)).token == new.token
         assert (await self.see(event)).token == b""

@@ -42,16 +42,7 @@ class PortabilityCases(Harness):
         """Make a record as another store would hand it over."""
         keep_until = keep_until_ms or (until_ms if fate else until_ms + self.long)
         return Record(
-            key,
-            token,
-            _fresh(),
-            until_ms,
-            attempts,
-            content,
-            fate,
-            memo,
-            hard_until_ms,
-            keep_until,
+            key, token, _fresh(), until_ms, attempts, content, fate, memo, hard_until_ms, keep_until
         )
 
     async def _scanned(self, keys: Collection[bytes], limit: int = 1000) -> dict[bytes, Record]:

@@ -1,14 +1,5 @@
 from oncebridge.events.key import Part
-from oncebridge.stores.api import (
-    Busy,
-    Claim,
-    Duplicate,
-    Extension,
-    Held,
-    Release,
-    Reply,
-    Want,
-)
+from oncebridge.stores.api import Busy, Claim, Duplicate, Extension, Held, Release, Reply, Want
 from oncebridge.testing.contract.harness import CONTENT, OTHER, Harness, _fresh, needs
 
 
