@@ -107,10 +107,12 @@ def _encode_wants(batch: Wants) -> _Arguments:
         if not sizes.issuperset(map(len, tokens if isinstance(tokens, list) else (tokens,))):
             raise StoreError("a claim needs a token and a generation of 16 bytes each")
     short, memos = _memo_fields(batch.memo, len(batch))
-    columns: list[Column[Any]]
+    columns: list[Any]
     columns = [batch.lease_ms, batch.keep_ms, batch.token, batch.generation, batch.sizes or 1]
-    columns = [*map(batch.by_key, [*columns, short])]
-    form, own = _with_hashes(batch.hash, spread(batch.by_key(memos), len(memos)))
+    columns += short, memos
+    if batch.sizes is not None:
+        columns = [batch.by_key(column) for column in columns]
+    form, own = _with_hashes(batch.hash, columns.pop())
     return _terms(_WANT, [*columns, batch.slide_ms, form], len(batch.keys)), own
 
 

@@ -118,20 +118,33 @@ async def send_requests(
     replicas: ReplicaWait | None,
     *,
     asking: bool = False,
+    may_load: bool = True,
 ) -> list[Any]:
-    """Send requests to one server; load the scripts that it does not have."""
-    answers = await _send(node, requests, replicas, asking=asking)
+    """
+    Send requests to one server, with ASKING before each if *asking*, and WAIT after all of them.
+
+    Scripts that the server does not have are loaded once.
+    """
+    commands = [ask.command for ask in requests]
+    if asking:  # applies to the next command only
+        commands = [command for ask in requests for command in ((b"ASKING",), ask.command)]
+    if replicas is not None:
+        commands.append((b"WAIT", replicas.count, replicas.within_ms))
+    answers = await node.ask(commands)
+    problem = None if replicas is None else _shortage(answers.pop(), replicas)
+    if problem is not None:
+        answers = [a if isinstance(a, ReplyError) else problem for a in answers]
+    answers = answers[1::2] if asking else answers
     refused = [answer for answer in answers if isinstance(answer, ReplyError)]
     if not refused:
         return answers
     if any(_begins(answer, "NOAUTH") for answer in refused):
         node.drop()  # the next connection logs in again
     unknown = [at for at, answer in enumerate(answers) if _begins(answer, "NOSCRIPT")]
-    if unknown:
-        await load_scripts(
-            node, {script for at in unknown if (script := requests[at].script) is not None}
-        )
-        again = await _send(node, [requests[at] for at in unknown], replicas, asking=asking)
+    if unknown and may_load:
+        left = [requests[at] for at in unknown]
+        await load_scripts(node, {ask.script for ask in left if ask.script is not None})
+        again = await send_requests(node, left, replicas, asking=asking, may_load=False)
         for at, answer in zip(unknown, again, strict=True):
             answers[at] = answer
     return answers
@@ -147,22 +160,6 @@ async def load_scripts(node: Node, scripts: Iterable[Script]) -> None:
         if answer != script.sha:
             node.drop()
             raise InvalidReply
-
-
-async def _send(
-    node: Node, requests: Sequence[RedisRequest], replicas: ReplicaWait | None, *, asking: bool
-) -> list[Any]:
-    """Send requests, with ASKING before each if *asking*, and WAIT after all of them."""
-    commands = [ask.command for ask in requests]
-    if asking:  # applies to the next command only
-        commands = [command for ask in requests for command in ((b"ASKING",), ask.command)]
-    if replicas is not None:
-        commands.append((b"WAIT", replicas.count, replicas.within_ms))
-    answers = await node.ask(commands)
-    problem = None if replicas is None else _shortage(answers.pop(), replicas)
-    if problem is not None:
-        answers = [a if isinstance(a, ReplyError) else problem for a in answers]
-    return answers[1::2] if asking else answers
 
 
 def _shortage(made: Any, replicas: ReplicaWait) -> StoreError | None:

@@ -89,8 +89,6 @@ _Piece = tuple[int, Sequence[int]]
 """A slot, and the positions of its items that go into one script."""
 _Unusual = dict[int, Any]
 """Outcomes of a script that are not the usual one, by position; a `StoreError` if it did not run."""
-_Clocks = list[tuple[int, Sequence[int]]]
-"""The times of servers, with the positions of the items that each decided."""
 
 _CHUNK: Final = 200
 """Records per script. One takes about 3 µs, so other clients wait for 0.6 ms at most."""
@@ -310,9 +308,9 @@ class RedisStore:
     # --- claims -------------------------------------------------------------------------
 
     async def _claim(self, wants: Wants) -> ClaimAnswers:
-        unusual, clocks = await self._run("claim", wants)
+        unusual, times = await self._run("claim", wants)
         each: list[ClaimAnswer | int] = [HELD] * len(wants)
-        now_ms = max([now for now, _ in clocks], default=0)
+        now_ms = max(times, default=0)
         _require_some(unusual, len(each))
         try:
             for at, one in unusual.items():
@@ -341,20 +339,11 @@ class RedisStore:
             await self.now_ms()
         time_s, ahead = asyncio.get_running_loop().time, self._ahead_ms or 0
         backend = ClusterBackend(
-            self._ask_about,
+            self._run,
             self._clock or (lambda: int(time_s() * 1000) + ahead),
             is_shared_clock=self._clock is not None,
         )
         return await ConditionalStore(backend).claim(wants)
-
-    async def _ask_about(self, script: str, named: KeyBatch) -> tuple[_Unusual, list[int]]:
-        """Run a script; see `RunScript`."""
-        unusual, clocks = await self._run(script, named)
-        times = [0] * len(named)
-        for now, places in clocks:
-            for at in places:
-                times[at] = now
-        return unusual, times
 
     # --- running scripts ----------------------------------------------------------------
 
@@ -379,11 +368,16 @@ class RedisStore:
 
     async def _run(
         self, script: str, batch: Batch, replicas: ReplicaWait | None = None
-    ) -> tuple[_Unusual, _Clocks]:
-        """Run a script over *batch*, in as few pieces as possible."""
+    ) -> tuple[_Unusual, list[int]]:
+        """
+        Run a script over *batch*, in as few pieces as possible.
+
+        Return the outcomes that are not usual, and the time of the server of each item: 0 where it
+        did not run.
+        """
         self._check_open()
         unusual: _Unusual = {}
-        clocks: _Clocks = []
+        times = [0] * len(batch)
         pieces = self._pieces(batch)
         while pieces:
             requests = [
@@ -400,18 +394,19 @@ class RedisStore:
             moving: list[_Piece] = []
             for (slot, piece), request, reply in zip(pieces, requests, replies, strict=True):
                 if _fits(reply, request, piece):
-                    clocks.append((reply[0], piece))
-                    items = [piece[at - 1] for at in reply[2::2]]
-                    unusual.update(zip(items, reply[3::2], strict=True))
+                    for at in piece:
+                        times[at] = reply[0]
+                    for at, outcome in zip(reply[2::2], reply[3::2], strict=True):
+                        unusual[piece[at - 1]] = outcome
                 elif isinstance(reply, SlotMoving) and len(piece) > 1:
                     moving += [(slot, [at]) for at in piece]
                 else:
                     problem = reply if isinstance(reply, StoreError) else self._invalid_reply()
                     unusual.update(dict.fromkeys(piece, problem))
             pieces = moving
-        if self._address.kind == "cluster" and clocks:
-            self._note_time(clocks[-1][0])
-        return unusual, clocks
+        if self._address.kind == "cluster" and any(times):
+            self._note_time(max(times))
+        return unusual, times
 
     def _invalid_reply(self) -> StoreError:
         self._servers.drop_connections()
