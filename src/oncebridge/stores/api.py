@@ -505,7 +505,8 @@ class Store(Protocol):
     A store: every operation on records.
 
     The test suite `oncebridge.testing.StoreContract` defines what each operation must do. A
-    store that passes it is ready for production.
+    store that passes it is ready for production. A class that inherits from this one has only
+    `async with` from it.
     """
 
     async def open(self) -> None:
@@ -586,9 +587,16 @@ class Store(Protocol):
         """Close connections and files; safe to repeat."""
         ...
 
-    async def __aenter__(self) -> Self: ...
+    async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
 
-    async def __aexit__(self, *exc: object) -> None: ...
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
 
 
 class Portable(Store, Protocol):

@@ -49,6 +49,7 @@ from oncebridge.stores.api import (
     Releases,
     RememberAnswer,
     Reply,
+    Store,
     Want,
     Wants,
 )
@@ -70,7 +71,7 @@ class MemoryOptions(Struct, frozen=True, kw_only=True):
     ] = 1_000_000
 
 
-class MemoryStore:
+class MemoryStore(Store):
     """Keep at most *max_keys* records in this process."""
 
     Options: ClassVar = MemoryOptions
@@ -152,13 +153,6 @@ class MemoryStore:
 
     async def aclose(self) -> None:
         """Do nothing: the memory is freed with the object."""
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
     # --- batches -----------------------------------------------------------------
 

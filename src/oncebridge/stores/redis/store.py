@@ -43,6 +43,7 @@ from oncebridge.stores.api import (
     Extensions,
     Memories,
     NoAnswer,
+    Portable,
     Record,
     ReleaseAnswer,
     Releases,
@@ -103,7 +104,7 @@ _COMMITS: Final[Mapping[int, CommitAnswer]] = {0: Reply.FENCED, 2: Reply.ALREADY
 _KNOWN: Final[Mapping[int, RememberAnswer]] = {0: Reply.KNOWN}
 
 
-class RedisStore:
+class RedisStore(Portable):
     """
     Keep records in the Redis at *url*; see `oncebridge.stores.redis.address` for its forms.
 
@@ -293,17 +294,6 @@ class RedisStore:
         self._is_closed = True
         self._close_login()
         await self._servers.aclose()
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.open()
-        except BaseException:
-            await self.aclose()
-            raise
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
     # --- claims -------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from oncebridge.stores.api import (
     Memories,
     Memory,
     NoAnswer,
+    Portable,
     Record,
     Release,
     ReleaseAnswer,
@@ -135,7 +136,7 @@ class SQLiteOptions(Struct, frozen=True, kw_only=True):
     ] = timedelta(seconds=10)
 
 
-class SQLiteStore:
+class SQLiteStore(Portable):
     """Keep records in the SQLite file at *path*."""
 
     Options: ClassVar = SQLiteOptions
@@ -177,9 +178,7 @@ class SQLiteStore:
         await self._file.run(lambda _: None)
 
     async def claim(self, wants: Wants) -> ClaimAnswers:
-        done = [
-            await self._file.change(partial(self._claim, wants=part)) for part in _chunks(wants)
-        ]
+        done = [await self._file.change(partial(self._claim, wants=p)) for p in _chunks(wants)]
         if len(done) == 1:
             return done[0]
         each = [answer for part in done for answer in part.each]
@@ -244,13 +243,6 @@ class SQLiteStore:
 
     async def aclose(self) -> None:
         await self._file.aclose()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
     async def _each(
         self,
