@@ -138,6 +138,8 @@ class SQLiteFile:
     def _run_changes(self) -> None:
         """Run the changes that wait, in the thread; none if an earlier call has run them."""
         group = [self._changes.popleft() for _ in range(min(len(self._changes), _TOGETHER))]
+        if not group:
+            return
         try:
             done = self._together([work for work, _ in group])
         except BaseException as error:  # noqa: BLE001 - passed to the callers
@@ -152,7 +154,7 @@ class SQLiteFile:
                 return [(work(db), None) for work in works]
 
         try:
-            return self._guarded(all_of_them) if works else []
+            return self._guarded(all_of_them)
         except StoreUnavailable as error:
             # It would be unavailable for each of them too, and each would wait as long.
             return [(None, error)] * len(works)
