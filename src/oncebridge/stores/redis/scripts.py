@@ -248,31 +248,15 @@ def _read(key: bytes, value: bytes) -> Record:
             hard, at = int.from_bytes(value[15:21], "big"), 21
     if len(value) < at:
         raise ValueError("it is too short")
-    start, end = _hash_place(value, at, bits // _HASH)
-    memo = _restore_memo(value[end:]) if first & 16 else value[end:]
-    content = value[start:end]
-    return Record(key, token, generation, until, attempts, content, fate, memo, hard, keep_until)
-
-
-def _fate_and_memo(value: bytes) -> tuple[Fate, bytes]:
-    """Return these of a done record; faster than `decode_record`."""
-    try:
-        first, second = value[0], value[1]
-        fate = _FATES[first >> 5]
-        _, end = _hash_place(value, 21 if second & 32 else 15, second >> 6)  # after a hard end
-        memo = value[end:]
-    except (IndexError, ValueError) as error:
-        raise StoreError(_UNREADABLE) from error
-    if fate is None:
-        raise StoreError(_UNREADABLE)
-    return fate, _restore_memo(memo) if first & 16 else memo
-
-
-def _hash_place(value: bytes, at: int, form: int) -> tuple[int, int]:
-    """Return where the hash in the field at position *at* begins and ends."""
+    form = bits // _HASH
     if form == 2:
-        return at + 2, at + 2 + int.from_bytes(value[at : at + 2], "big")
-    return at, at + (0, 32)[form]
+        at += 2
+        end = at + int.from_bytes(value[at - 2 : at], "big")
+    else:
+        end = at + (0, 32)[form]
+    memo = _restore_memo(value[end:]) if first & 16 else value[end:]
+    content = value[at:end]
+    return Record(key, token, generation, until, attempts, content, fate, memo, hard, keep_until)
 
 
 def _within(number: int, most: int) -> int:
@@ -360,5 +344,9 @@ def claim_answer(wants: Wants, at: int, outcome: Any, now_ms: int) -> ClaimAnswe
     key = wants.keys[at if wants.sizes is None else wants.places(at)[number]]
     if letter == b"B":
         return Busy(key, int.from_bytes(value, "big"))
-    fate, memo = _fate_and_memo(value)
-    return Duplicate(key, fate, memo) if letter == b"D" else Mismatch(key, memo)
+    record = decode_record(key, value)
+    if record.fate is None:
+        raise StoreError(_UNREADABLE)
+    if letter == b"D":
+        return Duplicate(key, record.fate, record.memo)
+    return Mismatch(key, record.memo)
