@@ -14,13 +14,14 @@ about 140 bytes per key in total. Records that are not done are few, and kept as
 
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from heapq import heappop, heappush
 from itertools import repeat
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from oncebridge.base.clock import Clock, system_clock
 from oncebridge.base.options import Doc
@@ -31,7 +32,6 @@ from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
     ClaimAnswers,
-    Column,
     Columns,
     Commit,
     CommitAnswer,
@@ -162,10 +162,7 @@ class MemoryStore(Store):
         opened, done, names = self._open, self._done, self._names
         due_ms, fresh = -1, list[bytes]()
         unnamed = _UNNAMED.copy
-        items = _rows(
-            *(wants.keys, wants.token, wants.generation, wants.lease_ms, wants.keep_ms),
-            *(wants.memo, wants.hash),
-        )
+        items = _rows(astuple(wants)[:7])
         for at, (key, token, generation, lease_ms, keep_ms, memo, hash_) in enumerate(items):
             # As `_name` does; each call costs, and this is done for every event.
             (hashed := unnamed()).update(key)
@@ -193,11 +190,8 @@ class MemoryStore(Store):
     def _commit_each(self, commits: Commits, now: int) -> list[CommitAnswer]:
         answers: list[CommitAnswer] = [_COMMITTED] * len(commits.keys)
         opened, done, names = self._open, self._done, self._names
-        items = _rows(
-            *(commits.keys, commits.generation, commits.fate),
-            *(commits.window_ms, commits.hard_ms, commits.memo),
-        )
         known_terms: tuple[Any, ...] = ()
+        items = _rows(astuple(commits))
         for at, (key, generation, fate, window_ms, hard_ms, memo) in enumerate(items):
             name = names.get(key, b"")
             record = opened.get(name)
@@ -326,8 +320,11 @@ class MemoryStore(Store):
         return removed
 
 
-def _rows(keys: list[bytes], *columns: Column[Any]) -> Iterator[tuple[Any, ...]]:
-    return zip(keys, *[c if type(c) is list else repeat(c) for c in columns], strict=False)
+def _rows(columns: Sequence[Any]) -> Iterable[Sequence[Any]]:
+    """Return the rows of columns, the first of which is a list."""
+    if len(columns[0]) == 1:  # takes a third of the time
+        return ([column[0] if type(column) is list else column for column in columns],)
+    return zip(*[c if type(c) is list else repeat(c) for c in columns], strict=False)
 
 
 class _Calendar:
