@@ -300,7 +300,7 @@ def _shorten_alike(memos: Sequence[bytes]) -> list[bytes] | None:
         or len(set(map(len, memos))) > 1
     ):
         return None
-    ids = unhexlify(b"".join([memo[2:38] for memo in memos]).replace(b"-", b""))
+    ids = unhexlify(b"".join([memo[2:38] for memo in memos]).translate(None, b"-"))
     starts = range(0, len(ids), 16)
     return [ids[at : at + 16] + memo[40:-1] for at, memo in zip(starts, memos, strict=True)]
 

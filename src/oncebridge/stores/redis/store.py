@@ -370,12 +370,7 @@ class RedisStore(Portable):
         times = [0] * len(batch)
         pieces = self._pieces(batch)
         while pieces:
-            requests = [
-                self._request(
-                    script, slot, batch if len(piece) == len(batch) else batch.select(piece)
-                )
-                for slot, piece in pieces
-            ]
+            requests = [self._request(script, slot, batch, piece) for slot, piece in pieces]
             replies: list[Any]
             try:
                 replies = await self._servers.ask(requests, replicas)
@@ -420,8 +415,9 @@ class RedisStore(Portable):
             room[slot] -= size
         return pieces
 
-    def _request(self, name: str, slot: int, batch: Batch) -> RedisRequest:
+    def _request(self, name: str, slot: int, batch: Batch, piece: Sequence[int]) -> RedisRequest:
         script, prefix = self._scripts[name], self._prefix
+        batch = batch if len(piece) == len(batch) else batch.select(piece)
         names = [prefix + key for key in batch.keys]
         terms, own = encode(batch)
         now = b"" if self._clock is None else b"%d" % self._clock()
@@ -528,13 +524,10 @@ class RedisStore(Portable):
                 f"Redis at {address_text(address)} {fault.text}"
             )
         for doubt in doubts(info, replicas=self._options.wait_replicas):
-            self._warn(f"oncebridge.redis_{doubt}", address)
-
-    def _warn(self, what: str, address: ServerAddress) -> None:
-        """Log a warning once for each server."""
-        if (what, address) not in self._warned:
-            self._warned.add((what, address))
-            _log.warning(what, extra={"server": address_text(address)})
+            what = f"oncebridge.redis_{doubt}"
+            if (what, address) not in self._warned:  # once for each server
+                self._warned.add((what, address))
+                _log.warning(what, extra={"server": address_text(address)})
 
 
 def _fits(reply: Any, request: RedisRequest, items: Sequence[int]) -> bool:

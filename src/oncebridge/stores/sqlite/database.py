@@ -187,7 +187,12 @@ class SQLiteFile:
     def _connect(self) -> sqlite3.Connection:
         if self._path.name == ":memory:":
             raise StoreError("sqlite: needs a file; to keep records in memory, use memory: instead")
-        _refuse_network_file_system(self._path)
+        if kind := network_file_system(self._path):
+            raise StoreError(
+                f"{self._path}: is on a network file system ({kind}), where SQLite's locks are not "
+                "reliable and two workers could deliver the same event; put the file on a local "
+                "disk, or use a store for several hosts (redis, postgresql, dynamodb)"
+            )
         if not self._path.parent.is_dir():
             raise StoreError(
                 f"{self._path}: the directory does not exist; create it, or use another path"
@@ -422,16 +427,6 @@ def network_file_system(path: Path) -> str:
     """Return the type of the file system of *path* if it is a network one, otherwise empty."""
     kind = file_system(path)
     return kind if kind in _NETWORK_FILE_SYSTEMS else ""
-
-
-def _refuse_network_file_system(path: Path) -> None:
-    kind = network_file_system(path)
-    if kind:
-        raise StoreError(
-            f"{path}: is on a network file system ({kind}), where SQLite's locks are not reliable "
-            "and two workers could deliver the same event; put the file on a local disk, or use a "
-            "store for several hosts (redis, postgresql, dynamodb)"
-        )
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
