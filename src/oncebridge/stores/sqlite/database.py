@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from itertools import groupby
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -28,8 +27,7 @@ from oncebridge.base.private_files import create_private
 from oncebridge.errors import StoreError, StoreUnavailable
 
 _T = TypeVar("_T")
-_Work = Callable[[sqlite3.Connection], Any]
-_Done = tuple[Any, BaseException | None]
+_Change = tuple[Callable[[sqlite3.Connection], Any], "asyncio.Future[Any]"]
 _Answer = tuple["asyncio.Future[Any]", Any, BaseException | None]
 
 _VERSIONS = """
@@ -90,7 +88,7 @@ class SQLiteFile:
         self._busy_timeout = busy_timeout
         self._thread = _Thread()
         self._connection: sqlite3.Connection | None = None
-        self._changes: deque[tuple[_Work, asyncio.Future[Any]]] = deque()
+        self._changes: deque[_Change] = deque()
         """Those that wait for the thread, with their results."""
         self._closed = False
 
@@ -138,30 +136,25 @@ class SQLiteFile:
     def _run_changes(self) -> None:
         """Run the changes that wait, in the thread; none if an earlier call has run them."""
         group = [self._changes.popleft() for _ in range(min(len(self._changes), _TOGETHER))]
-        if not group:
-            return
-        try:
-            done = self._together([work for work, _ in group])
-        except BaseException as error:  # noqa: BLE001 - passed to the callers
-            done = [(None, error)] * len(group)
-        _answer([(result, *one) for (_, result), one in zip(group, done, strict=True)])
+        if group:
+            _answer(self._together(group))
 
-    def _together(self, works: Sequence[_Work]) -> list[_Done]:
+    def _together(self, group: Sequence[_Change]) -> list[_Answer]:
         """Run all in one transaction; if that fails, each in its own transaction."""
 
-        def all_of_them(db: sqlite3.Connection) -> list[_Done]:
+        def all_of_them(db: sqlite3.Connection) -> list[_Answer]:
             with transaction(db):
-                return [(work(db), None) for work in works]
+                return [(result, work(db), None) for work, result in group]
 
         try:
             return self._guarded(all_of_them)
         except StoreUnavailable as error:
             # It would be unavailable for each of them too, and each would wait as long.
-            return [(None, error)] * len(works)
-        except Exception as error:  # noqa: BLE001 - passed to the caller
-            if len(works) == 1:
-                return [(None, error)]
-        return [self._together([work])[0] for work in works]
+            return [(result, None, error) for _, result in group]
+        except BaseException as error:  # noqa: BLE001 - passed to the caller
+            if len(group) == 1:
+                return [(group[0][1], None, error)]
+        return [self._together([change])[0] for change in group]
 
     async def aclose(self) -> None:
         if self._closed:
@@ -322,9 +315,12 @@ def _run_jobs(jobs: "SimpleQueue[Callable[[], None] | None]") -> None:
 
 def _answer(answers: Sequence[_Answer]) -> None:
     """Set results from the thread, with one call of each loop."""
-    for loop, some in groupby(answers, lambda answer: answer[0].get_loop()):
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
+    for answer in answers:
+        by_loop.setdefault(answer[0].get_loop(), []).append(answer)
+    for loop, some in by_loop.items():
         with suppress(RuntimeError):  # the loop is closed, and no caller waits
-            loop.call_soon_threadsafe(_set_results, [*some])
+            loop.call_soon_threadsafe(_set_results, some)
 
 
 def _set_results(answers: Sequence[_Answer]) -> None:
