@@ -376,12 +376,18 @@ class Node:
         connection = self._least_busy()
         if connection is None:
             return self._ask_first(commands)
-        if connection.load and len(self._open) < self._most and self._may_open():
+        may_open = connection.load and len(self._open) < self._most
+        if may_open and asyncio.get_running_loop().time() >= self._open_from:
             self._opening.start()
         return connection.ask(commands)
 
     async def _ask_first(self, commands: Sequence[Command]) -> list[Any]:
-        return await (await self._first()).ask(commands)
+        # All callers share one attempt: one after the other, they would wait ever longer.
+        await self._opening.wait()
+        connection = self._least_busy()
+        if connection is None:
+            raise StoreUnavailable("Redis: connection closed")
+        return await connection.ask(commands)
 
     def drop(self) -> None:
         """Close all connections; callers that wait get `StoreUnavailable`."""
@@ -412,18 +418,6 @@ class Node:
             self._open.remove(best)
             best.abort()
 
-    async def _first(self) -> Connection:
-        # All callers share one attempt: one after the other, they would wait ever longer.
-        await self._opening.wait()
-        connection = self._least_busy()
-        if connection is None:
-            raise StoreUnavailable("Redis: connection closed")
-        return connection
-
-    def _may_open(self) -> bool:
-        now_s = asyncio.get_running_loop().time()
-        return not self._opening.is_running() and now_s >= self._open_from
-
     async def _open_another(self) -> None:
         try:
             self._open.append(await self._dial())
@@ -439,9 +433,6 @@ class SharedTask:
         self._work = work
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
-
-    def is_running(self) -> bool:
-        return self._task is not None
 
     def start(self) -> asyncio.Task[None]:
         """Start the work, if it is not running."""
