@@ -24,7 +24,8 @@ import msgspec
 from msgspec import Struct
 
 from oncebridge.dead_letters.sqlite import SQLiteDeadLetters
-from oncebridge.engine.gateway import Gateway, Settings
+from oncebridge.engine.gateway import Gateway
+from oncebridge.engine.settings import Settings
 from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.events.rules import Rule
 from oncebridge.service.addresses import SinkPlace, StorePlace

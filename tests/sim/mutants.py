@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from oncebridge import Gateway, Rule, Verdict, Yes
 from oncebridge.base.clock import Dice
-from oncebridge.engine.backlog import Backlog, DecidedEvent, PendingWrite
+from oncebridge.engine.backlog import Backlog, PendingWrite
 from oncebridge.engine.batch import Batch, BatchEntry
 from oncebridge.engine.breaker import Blame
 from oncebridge.engine.entity_state import EntityStates
@@ -191,15 +191,11 @@ class ReleaseIsDelivery(Gateway):
 
 
 class CredulousBacklog(Backlog):
-    def delivered(self, key: bytes, now: float) -> DecidedEvent | None:
-        released = [d for d in self.pending.values() if d.key == key and _is_release(d)]
-        if released:
-            return DecidedEvent(b"", First(None, 0), now, proves_duplicate=True)
+    def delivered(self, key: bytes, now: float) -> PendingWrite | None:
+        for write in self.pending.values():
+            if isinstance(write.asked, Release) and write.asked.key == key:
+                return replace(write, first=First(None, 0))
         return super().delivered(key, now)
-
-
-def _is_release(write: PendingWrite) -> bool:
-    return isinstance(write.asked, Release)
 
 
 class EventIsToBlame(Gateway):

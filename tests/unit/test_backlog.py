@@ -5,7 +5,7 @@ from tests.faults.doubles import CountingDice, FaultyStore, now, now_ms, virtual
 
 from oncebridge import Books, StoreError
 from oncebridge.engine import backlog
-from oncebridge.engine.backlog import Backlog, DecidedEvent, PendingWrite
+from oncebridge.engine.backlog import Backlog, PendingWrite
 from oncebridge.engine.verdict import First
 from oncebridge.events.key import Part
 from oncebridge.stores.api import Commit, Fate, Memories, Memory, NoAnswer, Release, Want, Wants
@@ -41,9 +41,7 @@ class Owing:
         return self.delivered(Memory(key(n), self.dice.tokens(1)[0], Fate.DELIVERED, DAY_MS))
 
     def delivered(self, asked, content=b"a"):
-        return PendingWrite(
-            asked, DecidedEvent(content, First("id", 0), now(), proves_duplicate=True)
-        )
+        return PendingWrite(asked, now(), content, First("id", 0), proves_duplicate=True)
 
     async def fate(self, n):
         (record,) = await self.store.inner.peek([key(n)])
@@ -250,11 +248,13 @@ async def test_what_is_owed_is_known_by_its_identifying_key_until_its_window_is_
     write = owing.commit(1, generation)
     other = PendingWrite(
         Commit(key(2), generation, Fate.DELIVERED, DAY_MS),
-        DecidedEvent(b"a", First("id", 0), now(), proves_duplicate=False),
+        now(),
+        b"a",
+        First("id", 0),
     )
     owing.backlog.add([write, other, PendingWrite(Release(key(3), generation))])
     ends = now() + DAY_MS / 1000
-    assert owing.backlog.delivered(key(1), ends - 1) is write.decided
+    assert owing.backlog.delivered(key(1), ends - 1) is write
     assert owing.backlog.delivered(key(1), ends) is None
     assert owing.backlog.delivered(key(2), now()) is None, "a further tier proves nothing"
     assert owing.backlog.delivered(key(3), now()) is None, "a release proves nothing"

@@ -38,30 +38,19 @@ _CHUNK = 500
 _FIRST_S, _LONGEST_S = 0.25, 30.0
 
 
-class DecidedEvent(Struct, frozen=True, gc=False):
-    """An event whose fate is decided, and when that was."""
+class PendingWrite(Struct, frozen=True, eq=False, gc=False):
+    """One write that the store has not answered: a release, or what was decided about an event."""
 
-    hash: bytes
-    first: First
-    since: float
+    asked: Commit | Memory | Release
+    since: float = 0.0
     """When the sink said yes, or the event was given up, by the running loop's time."""
-    proves_duplicate: bool
+    hash: bytes = b""
+    first: First | None = None
+    proves_duplicate: bool = False
     """
     A copy is a duplicate: the event was delivered, and the key is the one that identifies it. An
     event in the dead letters may be replayed, and must not be treated as a duplicate then.
     """
-
-
-class PendingWrite(Struct, frozen=True, eq=False, gc=False):
-    """One write that the store has not answered."""
-
-    asked: Commit | Memory | Release
-    decided: DecidedEvent | None = None
-    """None for a release."""
-
-    @property
-    def key(self) -> bytes:
-        return self.asked.key
 
     def due(self, now: float) -> Commit | Memory | Release | None:
         """
@@ -70,9 +59,9 @@ class PendingWrite(Struct, frozen=True, eq=False, gc=False):
         None once the window is over: a commit that late could end the claim of the next event.
         """
         asked = self.asked
-        if self.decided is None or isinstance(asked, Release):
+        if isinstance(asked, Release):
             return asked
-        gone_ms = int((now - self.decided.since) * 1000)
+        gone_ms = int((now - self.since) * 1000)
         window_ms = asked.window_ms - gone_ms
         if window_ms <= 0:
             return None
@@ -104,19 +93,19 @@ class Backlog:
     @property
     def deliveries(self) -> int:
         """How many of the writes are about delivered events, not only claimed ones."""
-        return sum([write.decided is not None for write in self.pending.values()])
+        return sum([not isinstance(write.asked, Release) for write in self.pending.values()])
 
-    def delivered(self, key: bytes, now: float) -> DecidedEvent | None:
-        """Return the event delivered under an identifying *key*, if it is not recorded yet."""
+    def delivered(self, key: bytes, now: float) -> PendingWrite | None:
+        """Return the write about the event delivered under an identifying *key*, if it is pending."""
         write = self._delivered.get(key)
-        return write.decided if write is not None and write.due(now) is not None else None
+        return write if write is not None and write.due(now) is not None else None
 
     def add(self, pending_writes: Iterable[PendingWrite]) -> None:
         """Add *pending_writes*, and retry them until the store has them."""
         for write in pending_writes:
             self.pending[id(write)] = write
-            if write.decided is not None and write.decided.proves_duplicate:
-                self._delivered[write.key] = write
+            if write.proves_duplicate:
+                self._delivered[write.asked.key] = write
         excess = len(self.pending) - _MOST
         if excess > 0:
             # The oldest are dropped: their windows end first.
@@ -137,7 +126,7 @@ class Backlog:
         async with self._flushing:
             writes = list(self.pending.values())
             for at in range(0, len(writes), _CHUNK):
-                for chunk in rounds(writes[at : at + _CHUNK], lambda write: write.key):
+                for chunk in rounds(writes[at : at + _CHUNK], lambda write: write.asked.key):
                     if not await self._write_chunk(chunk):
                         return False
         return True
@@ -203,5 +192,5 @@ class Backlog:
     def _remove(self, pending_writes: Iterable[PendingWrite]) -> None:
         for write in pending_writes:
             self.pending.pop(id(write), None)
-            if self._delivered.get(write.key) is write:
-                del self._delivered[write.key]
+            if self._delivered.get(write.asked.key) is write:
+                del self._delivered[write.asked.key]

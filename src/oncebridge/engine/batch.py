@@ -11,13 +11,13 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from oncebridge.base.clock import Dice, ms
+from oncebridge.base.clock import Dice
 from oncebridge.dead_letters.api import DeadLetter
-from oncebridge.engine.backlog import DecidedEvent, PendingWrite
+from oncebridge.engine.backlog import PendingWrite
 from oncebridge.engine.decide import Step
 from oncebridge.engine.hooks import Trace, guarded
 from oncebridge.engine.leases import Lease, Leases
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from oncebridge.engine.ordering import EntityTurn
 
 _T = TypeVar("_T")
-_IN_PLACE_MS = 12 * 3_600_000
 _NOT_READ = Unreadable(b"", "", "")
 
 _log = logging.getLogger("oncebridge")
@@ -68,30 +67,32 @@ class Batch(Struct, eq=False):
     """The arrivals of one call as columns, their outcomes, and the time there is."""
 
     arrivals: Sequence[Arrival]
-    arrived_ms: int
+    within: timedelta | None
+    patience: timedelta
     settled: Settled | None
     in_place: bool
+    arrived_ms: int
     all_leases: Leases
-    loop: asyncio.AbstractEventLoop
+
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     """Kept: asking for the running loop is a system call in Python 3.11."""
-    now: Callable[[], float]
-    began: float
-    ends: float | None
+    now: Callable[[], float] = now_s
+    began: float = 0.0
+    ends: float | None = None
     """The end of the caller's time, if that is limited."""
-    latest: float
-    """Until when a claim may last: 2 s beyond the caller's time."""
-    patient_until: float
+    latest: float = math.inf
+    """Until when a claim may last: 2 s beyond the caller's time, as the next worker need not wait."""
+    patient_until: float = 0.0
 
-    events: list[Event | Unreadable]
-    terms: list[Terms | None]
+    events: list[Event | Unreadable] = []
+    terms: list[Terms | None] = []
     """Those of the rule; None for events that have an entry from the start."""
-    keys: list[bytes]
+    keys: list[bytes] = []
     """The only key of each event; empty for events that have an entry from the start."""
-    hashes: list[bytes]
+    hashes: list[bytes] = []
     """The content to compare; empty if the rule compares none."""
-    leases: list[Lease | None]
-    outcomes: list[Outcome | None]
-
+    leases: list[Lease | None] = []
+    outcomes: list[Outcome | None] = []
     entries: "dict[int, BatchEntry]" = {}
     """By row, for events with more to know than these columns."""
     common_terms: Terms | None = None
@@ -106,46 +107,18 @@ class Batch(Struct, eq=False):
     forwarded: set[int] = set()
     """Rows that the sink took."""
 
-    @classmethod
-    def of(
-        cls,
-        arrivals: Sequence[Arrival],
-        within: timedelta | None,
-        patience: timedelta,
-        settled: Settled | None,
-        leases: Leases,
-        *,
-        in_place: bool,
-        arrived_ms: int,
-    ) -> Self:
-        """Return a batch that begins now."""
-        loop = asyncio.get_running_loop()
-        now, count = loop.time, len(arrivals)
-        began = now()
-        ends, latest = None, math.inf
-        patient_until = began + patience.total_seconds() if patience else 0.0
-        if within is not None:
-            ends = began + within.total_seconds()
-            latest, patient_until = ends + 2, min(patient_until, ends)
-        return cls(
-            arrivals,
-            arrived_ms,
-            settled,
-            in_place,
-            leases,
-            loop,
-            now,
-            began,
-            ends,
-            latest,
-            patient_until,
-            [_NOT_READ] * count,
-            [None] * count,
-            [b""] * count,
-            [b""] * count,
-            [None] * count,
-            [None] * count,
-        )
+    def __post_init__(self) -> None:
+        count = len(self.arrivals)
+        self.now = self.loop.time
+        self.began = began = self.now()
+        if self.patience:
+            self.patient_until = began + self.patience.total_seconds()
+        if self.within is not None:
+            self.ends = ends = began + self.within.total_seconds()
+            self.latest, self.patient_until = ends + 2, min(self.patient_until, ends)
+        self.events = [_NOT_READ] * count
+        self.keys, self.hashes = [b""] * count, [b""] * count
+        self.terms, self.leases, self.outcomes = [None] * count, [None] * count, [None] * count
 
     # --- reading -------------------------------------------------------------------------
 
@@ -182,20 +155,19 @@ class Batch(Struct, eq=False):
         """Return the entry of a row; one that had none leaves what it shares with others."""
         entry = self.entries.get(row)
         if entry is None:
-            key, hash_, terms, event = (
+            key, terms, event, lease = (
                 self.keys[row],
-                self.hashes[row],
                 self.terms[row],
                 self.events[row],
+                self.leases[row],
             )
             assert terms is not None  # noqa: S101 - otherwise it has an entry
-            plan = terms.plan_with(key, hash_)
+            plan = terms.plan_with(key, self.hashes[row])
             entry = BatchEntry(self, row, event, plan, plan.parts, b"")
-            lease = self.leases[row]
             if lease is not None:
                 self.all_leases.split(lease, (key,))
-                memo = entry.first_memo() if self.has_memos else b""
-                entry.held = (Held(key, lease.generation, 1, memo),)
+                memos = first_memos((event,), self.arrived_ms) if self.has_memos else [b""]
+                entry.held = (Held(key, lease.generation, 1, memos[0]),)
                 entry.since_ms = lease.now_ms
             self.entries[row] = entry
         return entry
@@ -223,19 +195,13 @@ class Batch(Struct, eq=False):
         entry = self.entries.get(row)
         return entry.key if entry is not None else self.keys[row]
 
-    def parts_of(self, row: int) -> tuple[Part, ...]:
-        """Return the keys of an event, with what a store needs to decide about them."""
+    def parts_of(self, row: int) -> tuple[tuple[Part, ...], int]:
+        """Return the keys of an event, and how long their records are kept while it is not done."""
         terms = self.terms[row]
         if terms is None or row in self.entries:
-            return self.entries[row].parts
-        return (Part(self.keys[row], self.hashes[row], terms.slide_ms),)
-
-    def keep_ms_of(self, row: int) -> int:
-        """Return how long the records of an event are kept while it is not done."""
-        terms = self.terms[row]
-        if terms is None or row in self.entries:
-            return self.entries[row].keep_ms
-        return terms.spans[0].window_ms
+            entry = self.entries[row]
+            return entry.parts, entry.keep_ms
+        return (Part(self.keys[row], self.hashes[row], terms.slide_ms),), terms.spans[0].window_ms
 
     def first_arrival(self, row: int) -> First:
         """Return this arrival, as the first of its kind."""
@@ -269,18 +235,18 @@ class Batch(Struct, eq=False):
                 picked(self.hashes, rows) if terms.hash_of is not None else b"",
                 terms.slide_ms,
             )
-        parts = [self.parts_of(row) for row in rows]
-        flat = [part for own in parts for part in own]
+        events = [self.parts_of(row) for row in rows]
+        flat = [part for parts, _ in events for part in parts]
         return Wants(
             [part.key for part in flat],
             token,
             generation,
             lease_ms,
-            folded([self.keep_ms_of(row) for row in rows]),
+            folded([keep_ms for _, keep_ms in events]),
             memo,
             folded([part.hash for part in flat]),
             folded([part.slide_ms for part in flat]),
-            [len(own) for own in parts] if len(flat) > len(rows) else None,
+            [len(parts) for parts, _ in events] if len(flat) > len(rows) else None,
         )
 
     def commits(self, rows: Sequence[int], fate: Fate) -> Commits:
@@ -350,35 +316,9 @@ class Batch(Struct, eq=False):
             except Exception:  # noqa: BLE001 - a callback must never cost an event
                 _log.exception("oncebridge.settled_failed")
 
-    def lease_ms(self, lease_ms: int) -> int:
-        """Shorten the lease to the caller's time plus 2 s: the next worker need not wait."""
-        if self.ends is None:
-            return lease_ms
-        return max(min(lease_ms, int((self.latest - self.now()) * 1000)), 1)
-
-    def send_time(self, longest_s: float, margin_s: float) -> float:
-        """Return how many seconds a send may take; 0 or less if it is too late."""
-        if self.ends is None:
-            return longest_s
-        return min(longest_s, self.ends - self.now() - margin_s)
-
     def is_patient(self) -> bool:
         """Return whether to wait in place for a busy key."""
         return bool(self.patient_until) and self.now() < self.patient_until
-
-    def is_over(self) -> bool:
-        return self.ends is not None and self.now() >= self.ends
-
-    def give_up_ms(self, chosen: timedelta | None, keep_ms: int) -> int:
-        """
-        Return the age at which an event that fails is given up.
-
-        By default that is its window. If the source retries in place, events queued after it
-        wait, and the window would be too long.
-        """
-        if chosen is not None:
-            return ms(chosen)
-        return min(keep_ms, _IN_PLACE_MS) if self.in_place else keep_ms
 
 
 class BatchEntry(Struct, eq=False):
@@ -457,10 +397,8 @@ class BatchEntry(Struct, eq=False):
 
     def names(self) -> list[bytes]:
         """Return the keys of all records of this event, its entity's included."""
-        names = [part.key for part in self.parts]
-        if self.entity:
-            names.append(self.entity)
-        return names
+        keys = [part.key for part in self.parts]
+        return [*keys, self.entity] if self.entity else keys
 
     def parts_not_in(self, other: "BatchEntry") -> tuple[Part, ...]:
         """Return the tiers that *other*, delivered as the same event, does not have."""
@@ -492,7 +430,7 @@ class BatchEntry(Struct, eq=False):
     @property
     def is_lost(self) -> bool:
         """True if another worker has taken the event over."""
-        return self.lease is not None and self.lease.is_lost
+        return self.lease is not None and bool(self.lease.lost)
 
     def age_ms(self) -> int:
         """Return how long ago the event was first claimed, by the store's clock."""
@@ -504,32 +442,24 @@ class BatchEntry(Struct, eq=False):
 
     def is_held_until(self, when: float) -> bool:
         return all(
-            not lease.is_lost and lease.ends >= when
+            not lease.lost and lease.ends >= when
             for lease in (self.lease, self.entity_lease)
             if lease is not None
         )
 
     # --- memos, records and deliveries -------------------------------------------------
 
-    def first_memo(self) -> bytes:
-        (memo,) = first_memos((self.event,), self.batch.arrived_ms)
-        return memo
-
     def last_memo(self, error: str, counted: int) -> bytes:
-        memo = Memo.read(self.held[-1].memo) if self.held else Memo()
-        text = _writable(error)[:200]
-        return Memo(
-            memo.id, memo.arrived_ms, self.maybe_delivered, text, counted, self.since_ms
-        ).write()
+        first = Memo.read(self.held[-1].memo) if self.held else Memo()
+        text, maybe = _writable(error)[:200], self.maybe_delivered
+        return Memo(first.id, first.arrived_ms, maybe, text, counted, self.since_ms).write()
 
     def memories(self, parts: Sequence[Part], fate: Fate, dice: Dice) -> list[Memory]:
         """Return records of *parts* of this event, to be written without a claim."""
-        windows = {
-            part.key: span.window_ms
-            for part, span in zip(self.plan.parts, self.plan.spans, strict=True)
-        }
+        spans = {p.key: span for p, span in zip(self.plan.parts, self.plan.spans, strict=True)}
+        (memo,) = first_memos((self.event,), self.batch.arrived_ms)
         return [
-            Memory(part.key, generation, fate, windows[part.key], part.hash, self.first_memo())
+            Memory(part.key, generation, fate, spans[part.key].window_ms, part.hash, memo)
             for part, generation in zip(parts, dice.tokens(len(parts)), strict=True)
         ]
 
@@ -540,12 +470,10 @@ class BatchEntry(Struct, eq=False):
         return [
             PendingWrite(
                 one,
-                DecidedEvent(
-                    hashes[one.key],
-                    first,
-                    since,
-                    one.key == self.key and one.fate is Fate.DELIVERED,
-                ),
+                since,
+                hashes[one.key],
+                first,
+                one.key == self.key and one.fate is Fate.DELIVERED,
             )
             for one in asked
         ]

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
+from msgspec import Struct
+
 from oncebridge.base.clock import Dice
 from oncebridge.engine.backlog import Backlog, PendingWrite
 from oncebridge.engine.counters import Books
@@ -41,14 +43,11 @@ _Q = TypeVar("_Q", bound="Wants | Commits")
 _A = TypeVar("_A")
 
 
-class _WaitingCaller(Generic[_Q, _A]):
+class _WaitingCaller(Struct, Generic[_Q, _A]):
     """One caller's batch, and the future for its answers."""
 
-    __slots__ = ("answers", "batch")
-
-    def __init__(self, batch: _Q) -> None:
-        self.batch = batch
-        self.answers: asyncio.Future[_A] = asyncio.get_running_loop().create_future()
+    batch: _Q
+    answers: "asyncio.Future[_A]"
 
 
 class CallBatcher(Generic[_Q, _A]):
@@ -87,9 +86,9 @@ class CallBatcher(Generic[_Q, _A]):
                 self._free += 1
                 if self._waiting:
                     self._send()
-        asked: _WaitingCaller[_Q, _A] = _WaitingCaller(batch)
-        self._waiting.append(asked)
-        return await asked.answers
+        answers: asyncio.Future[_A] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_WaitingCaller(batch, answers))
+        return await answers
 
     def _send(self) -> None:
         while self._free and self._waiting:
@@ -187,26 +186,14 @@ class RetryingStore:
             for at, answer in zip(unanswered, again.each, strict=True):
                 each[at] = answer
             now_ms = max(now_ms, again.now_ms)
-            self._defer_leftovers(
-                wants, [at for at in unanswered if type(each[at]) is not NoAnswer], each
-            )
+            # A store may claim the parts of a want one after another, and another worker may have
+            # claimed the second one in between.
+            refused = [at for at in unanswered if not isinstance(each[at], Claim | NoAnswer | int)]
+            sizes = wants.sizes or [1] * len(wants)
+            self._defer_releases(wants.select([at for at in refused if sizes[at] > 1]))
             unanswered = _unanswered(each)
         self._defer_releases(wants.select(unanswered))
         return ClaimAnswers(wants, each, now_ms)
-
-    def _defer_leftovers(
-        self, wants: Wants, answered: Sequence[int], each: Sequence[object]
-    ) -> None:
-        """
-        Release the parts of claims that were interrupted, retried and then refused.
-
-        A store may claim the parts of a want one after another, and another worker may have
-        claimed the second one in between.
-        """
-        if wants.sizes is None:
-            return
-        refused = [at for at in answered if not isinstance(each[at], Claim | int)]
-        self._defer_releases(wants.select([at for at in refused if wants.sizes[at] > 1]))
 
     def _defer_releases(self, wants: Wants) -> None:
         self.backlog.add(

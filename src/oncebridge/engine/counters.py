@@ -5,8 +5,6 @@ At any moment `arrived == sum(verdicts) + in_flight`. The other counters are abo
 in between.
 """
 
-from collections import Counter
-
 from oncebridge.engine.verdict import Verdict
 
 
@@ -66,8 +64,5 @@ class Books:
 
     def counts(self) -> dict[str, int]:
         """Return all counters by name."""
-        counts = Counter({verdict.value: count for verdict, count in self.verdicts.items()})
-        return {
-            **{name: value for name, value in vars(self).items() if isinstance(value, int)},
-            **counts,
-        }
+        counts = {name: value for name, value in vars(self).items() if isinstance(value, int)}
+        return counts | {verdict.value: count for verdict, count in self.verdicts.items()}

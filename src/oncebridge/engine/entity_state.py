@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncebridge.base.clock import Dice
 from oncebridge.engine.batch import BatchEntry
@@ -119,7 +120,7 @@ class EntityStates(Struct, eq=False):
         elif before.kind or before.state:
             keep_ms = before.left_ms(plan, now_ms)
         if verdict is Verdict.STALE:
-            after = before.after_stale()
+            after = replace(before, stale=before.stale + 1)
             memo = after.write()
             self._warn_of_stale_run(entry, after)
         return [Release(entry.entity, entity_lease.token, 0, keep_ms, memo, unsent=True)]

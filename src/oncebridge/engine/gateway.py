@@ -14,7 +14,6 @@ from typing import Any, Self
 from oncebridge.engine.batch import Arrival, Batch, Settled, now_s
 from oncebridge.engine.hooks import Hook, Tracer, TripHook, start_traces
 from oncebridge.engine.opening import share_of
-from oncebridge.engine.settings import Settings
 from oncebridge.engine.steps import Steps
 from oncebridge.engine.verdict import Outcome
 from oncebridge.errors import ConfigError
@@ -83,17 +82,13 @@ class Gateway(Steps):
             rules=self.rules.rules,
             dead=self._dead,
             route=self.route,
-            settings=self._settings,
+            settings=self.settings,
             hooks=self._hooks,
             trip_hooks=self._trip_hooks,
             tracer=self._tracer,
             clock=self._clock,
             dice=self._dice,
         )
-
-    @property
-    def settings(self) -> Settings:
-        return self._settings
 
     @property
     def verified(self) -> Mapping[str, int]:
@@ -122,18 +117,10 @@ class Gateway(Steps):
         does not delay the others. *in_place*: the source retries in place, and nothing queued
         after an event passes it until it is final.
         """
-        batch = Batch.of(
-            arrivals,
-            within,
-            patience,
-            settled,
-            self._leases,
-            in_place=in_place,
-            arrived_ms=self._clock(),
-        )
+        batch = Batch(arrivals, within, patience, settled, in_place, self._clock(), self._leases)
         self.books.arrive(len(arrivals))
         try:
-            batch.read(self.rules, self._settings)
+            batch.read(self.rules, self.settings)
             if self._tracer is not None:
                 batch.traces = start_traces(self._tracer, self.route, batch.events)
             if self._entity_queues is not None:
@@ -180,14 +167,10 @@ class Gateway(Steps):
 
     def pause(self) -> None:
         """Return every arrival to the source until `resume`; events in progress are finished."""
-        self._paused = True
+        self.is_paused = True
 
     def resume(self) -> None:
-        self._paused = False
-
-    @property
-    def is_paused(self) -> bool:
-        return self._paused
+        self.is_paused = False
 
     @property
     def is_ordered(self) -> bool:
@@ -218,7 +201,7 @@ class Gateway(Steps):
         store_is_down = self.store_breaker.left_s(now) > 0 and not self._fails_open
         found = {
             "shutting down": self._sender.is_draining,
-            "paused": self._paused,
+            "paused": self.is_paused,
             "the sink is down": self._sink_unavailable_s(now) > 0,
             "the store is down": store_is_down,
         }

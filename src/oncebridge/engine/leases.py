@@ -51,10 +51,6 @@ class Lease(Struct, eq=False):
     sending: "asyncio.Task[object] | None" = None
     """The send to cancel when the lease is lost."""
 
-    @property
-    def is_lost(self) -> bool:
-        return bool(self.lost)
-
 
 class Leases:
     """All leases of one gateway; the heartbeat runs while there are any."""
@@ -123,7 +119,7 @@ class Leases:
             Extensions(
                 [key for _, key in asked],
                 folded([lease.token for lease, _ in asked]),
-                folded([self._next_lease_ms(lease, before) for lease, _ in asked]),
+                folded([self.lease_ms(lease.latest, before) for lease, _ in asked]),
             )
         )
         unanswered: dict[Lease, list[bytes]] = {}
@@ -141,12 +137,13 @@ class Leases:
                 if silent:
                     self.split(lease, silent)
                 if not lease.lost.issuperset(lease.keys.values()):
-                    lease.ends = before + self._next_lease_ms(lease, before) / 1000
+                    lease.ends = before + self.lease_ms(lease.latest, before) / 1000
 
-    def _next_lease_ms(self, lease: Lease, now: float) -> int:
-        if lease.latest == math.inf:
+    def lease_ms(self, latest: float, now: float) -> int:
+        """Return how long a lease lasts from *now*, if it may last until *latest*."""
+        if latest == math.inf:
             return self._lease_ms
-        return max(min(self._lease_ms, int((lease.latest - now) * 1000)), 1)
+        return max(min(self._lease_ms, int((latest - now) * 1000)), 1)
 
     def mark_lost(self, lease: Lease, row: int) -> None:
         """Mark an event of *lease* as taken over by another worker, once, and cancel its send."""

@@ -6,7 +6,6 @@ from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from oncebridge.base.clock import ms
 from oncebridge.base.durations import format_duration
@@ -94,10 +93,6 @@ class EntityState(Struct, frozen=True, array_like=True, omit_defaults=True):
             return self
         kind, version = plan.version
         return EntityState(kind, version, self.state, self.at_ms, now_ms)
-
-    def after_stale(self) -> "EntityState":
-        """Return the state after one more stale event."""
-        return replace(self, stale=self.stale + 1)
 
     def _is_newer_than(self, plan: Plan, now_ms: int) -> bool:
         # Strictly: two events of one version are two events, and both are delivered.

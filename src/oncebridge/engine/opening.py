@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec import Struct
+
 from oncebridge.dead_letters.api import DeadLetters
 from oncebridge.engine.breaker import Breaker
 from oncebridge.engine.counters import Books
@@ -22,17 +24,14 @@ def share_of(left_s: float) -> float:
     return min(left_s * _SHARE, _MOST_S)
 
 
-class Opening:
+class Opening(Struct, eq=False):
     """Opens *parts*, in order, until that has succeeded once; *breaker* is that of the store."""
 
-    def __init__(
-        self, parts: Sequence[Store | Sink | DeadLetters | None], breaker: Breaker, books: Books
-    ) -> None:
-        self._parts = parts
-        self._breaker = breaker
-        self._books = books
-        self._task: asyncio.Task[None] | None = None
-        self.is_done = False
+    parts: Sequence[Store | Sink | DeadLetters | None]
+    breaker: Breaker
+    books: Books
+    task: asyncio.Task[None] | None = None
+    is_done: bool = False
 
     async def finish(self, within_s: float | None = None) -> None:
         """
@@ -42,9 +41,9 @@ class Opening:
         """
         if self.is_done:
             return
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._open_parts())
-        task = self._task
+        if self.task is None or self.task.done():
+            self.task = asyncio.get_running_loop().create_task(self._open_parts())
+        task = self.task
         try:
             await asyncio.wait({task}, timeout=within_s)
         finally:
@@ -56,10 +55,10 @@ class Opening:
             raise TimeoutError
         task.result()
         self.is_done = True
-        self._breaker.succeeded()
+        self.breaker.succeeded()
 
     async def _open_parts(self) -> None:
-        for part in self._parts:
+        for part in self.parts:
             if part is not None:
                 await part.open()
 
@@ -68,16 +67,16 @@ class Opening:
         if self.is_done:
             return ""
         now_s = asyncio.get_running_loop().time
-        if not self._breaker.admits(now_s()):
+        if not self.breaker.admits(now_s()):
             return "it is down"
         try:
             await self.finish(within_s)
         except (StoreUnavailable, TimeoutError) as error:
-            self._books.store_errors += 1
-            self._breaker.failed(now_s(), at_once=True)
+            self.books.store_errors += 1
+            self.breaker.failed(now_s(), at_once=True)
             return str(error) or "it could not be opened in time"
         except BaseException:
-            self._breaker.abandoned()
+            self.breaker.abandoned()
             raise
         return ""
 

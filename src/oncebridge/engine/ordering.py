@@ -31,15 +31,11 @@ def waves(batch: Batch, rows: Sequence[int]) -> Iterable[Sequence[int]]:
     """
     if len(rows) == 1:
         return [rows]
-    names = _names(batch, rows)
-    known = set(names)
-    return [rows] if len(known) == len(names) else _by_groups(batch, rows, Counter(names))
-
-
-def _names(batch: Batch, rows: Sequence[int]) -> list[bytes]:
-    if not batch.entries:
-        return picked(batch.keys, rows)
-    return [name for row in rows for name in batch.names_of(row)]
+    if batch.entries:
+        names = [name for row in rows for name in batch.names_of(row)]
+    else:
+        names = picked(batch.keys, rows)
+    return [rows] if len(set(names)) == len(names) else _by_groups(batch, rows, Counter(names))
 
 
 def _by_groups(

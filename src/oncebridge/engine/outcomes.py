@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from msgspec import Struct
+
 from oncebridge.engine.batch import Batch
 from oncebridge.engine.counters import Books
 from oncebridge.engine.hooks import Decisions, Hook, call_hooks, guarded
@@ -9,14 +11,13 @@ from oncebridge.engine.leases import Leases
 from oncebridge.engine.verdict import HANDED_BACK, First, Outcome, Verdict
 
 
-class Outcomes:
+class Outcomes(Struct, eq=False):
     """Settles events: outcome, leases, counters, the caller's callback, tracer and hooks."""
 
-    def __init__(self, route: str, books: Books, leases: Leases, hooks: Sequence[Hook]) -> None:
-        self._route = route
-        self._books = books
-        self._leases = leases
-        self._hooks = tuple(hooks)
+    route: str
+    books: Books
+    all_leases: Leases
+    hooks: Sequence[Hook]
 
     def settle(
         self,
@@ -64,22 +65,22 @@ class Outcomes:
             )
         if rows:
             self._end_leases(batch, rows)
-            self._books.settle(verdict, len(rows))
-            if batch.turns or batch.settled is not None or batch.traces or self._hooks:
+            self.books.settle(verdict, len(rows))
+            if batch.turns or batch.settled is not None or batch.traces or self.hooks:
                 self._report(batch, rows, [*filter(None, map(outcomes.__getitem__, rows))])
 
     def _end_leases(self, batch: Batch, rows: Sequence[int]) -> None:
         leases, entries = batch.leases, batch.entries
         first = leases[rows[0]]
         if not entries and first is not None and len(first.keys) == len(rows):
-            self._leases.discard((first,))
+            self.all_leases.discard((first,))
             return
         for row in rows:
             lease = leases[row]
             if row in entries:
-                self._leases.discard((lease, entries[row].entity_lease))
+                self.all_leases.discard((lease, entries[row].entity_lease))
             elif lease is not None:
-                self._leases.discard_keys(lease, (batch.keys[row],))
+                self.all_leases.discard_keys(lease, (batch.keys[row],))
 
     def _report(self, batch: Batch, rows: Sequence[int], outcomes: Sequence[Outcome]) -> None:
         """Report outcomes to the entity queues, the caller, the tracer and the hooks."""
@@ -90,9 +91,9 @@ class Outcomes:
             batch.report(row, outcome)
             if traces and (trace := traces[row]) is not None:
                 guarded(None, trace.ended, outcome)
-        if self._hooks:
+        if self.hooks:
             events = [*map(batch.events.__getitem__, rows)]
             attempts = [entries[row].attempt if row in entries else 1 for row in rows]
             took_s = batch.now() - batch.began
-            decided = Decisions(self._route, events, outcomes, batch.arrived_ms, took_s, attempts)
-            call_hooks(self._hooks, decided)
+            decided = Decisions(self.route, events, outcomes, batch.arrived_ms, took_s, attempts)
+            call_hooks(self.hooks, decided)

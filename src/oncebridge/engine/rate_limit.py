@@ -20,6 +20,8 @@ from collections import deque
 from math import inf
 from typing import Final
 
+from msgspec import Struct
+
 _BURST_S: Final = 0.1
 """Turns missed by less may be used later, as timers can be late. One call takes at most this many
 seconds' worth of events."""
@@ -177,7 +179,8 @@ class RateLimit:
         since_s, before = self._samples[0]
         since_s = min(since_s, now_s)
         span_s = max(now_s - since_s, _LEAST_MEASURED_S)
-        self._learned = _Learned(since_s, span_s, before, self._learned)
+        last = self._learned.goodput if self._learned else inf
+        self._learned = _Learned(before, span_s, since_s + span_s + _LAG_S, last)
         self._learned.measure(self.delivered, now_s)
         self._fruitless = self._fruitless + 1 if self.delivered == self._delivered_then else 0
         self._delivered_then = self.delivered
@@ -192,35 +195,32 @@ class RateLimit:
             self._resume_s = self._learned.since_s = until_s
 
 
-class _Learned:
+class _Learned(Struct):
     """
     A rate that grows from `since_s` on.
 
-    It starts at the rate that the sink took within *span_s* from *from_s* on, when it had taken
-    *before* events in total. The limit is known unless a burst reached it, or the sink takes less
-    than half of what it took before (*last*).
+    It starts at the rate that the sink took within *span_s* until *until_s*, when it had taken
+    *before* events in total at their start. The limit is known unless a burst reached it, or the
+    sink takes less than half of what it took before (*last*).
     """
 
-    __slots__ = ("_before", "_is_known", "_last", "_span_s", "_until_s", "goodput", "since_s")
-
-    def __init__(self, from_s: float, span_s: float, before: int, last: "_Learned | None") -> None:
-        self._before = before
-        self._span_s = span_s
-        self._until_s = from_s + span_s + _LAG_S
-        self._last = last.goodput if last else inf
-        self.goodput: float = 0.0
-        self._is_known = False
-        self.since_s = -inf
+    before: int
+    span_s: float
+    until_s: float
+    last: float
+    goodput: float = 0.0
+    is_known: bool = False
+    since_s: float = -inf
 
     def measure(self, delivered: int, now_s: float) -> None:
         """Record that *delivered* events were delivered up to now."""
-        if now_s <= self._until_s:
-            self.goodput = _AIM * (delivered - self._before) / self._span_s
-            self._is_known = self.goodput > self._last / 2
+        if now_s <= self.until_s:
+            self.goodput = _AIM * (delivered - self.before) / self.span_s
+            self.is_known = self.goodput > self.last / 2
 
     def rate(self, now_s: float) -> float:
         passed_s = min(max(now_s - self.since_s, 0.0), _FORGET_S)
-        if not self._is_known:
+        if not self.is_known:
             doubled: float = 2.0 ** min(passed_s, 30.0)
             return max(self.goodput * (1 - _DECREASE), _SLOWEST) * doubled
         beyond_s = passed_s - _PLATEAU_S

@@ -9,11 +9,11 @@ event that no route matches goes to the dead letters, unless a rule of the file 
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("oncebridge")
 _T = TypeVar("_T")
+_NO_ROUTE = "no route matches it"
 UNROUTED = "unrouted"
 """The route's name in reports where no route matched an event."""
 
@@ -190,7 +191,7 @@ class Router:
         place. Nothing is raised: an unexpected error is logged, and its arrivals are returned to
         the source, as are those of a batch that is cancelled.
         """
-        options = _Options(within=within, patience=patience, in_place=in_place)
+        options: Mapping[str, Any] = {"within": within, "patience": patience, "in_place": in_place}
         is_answered = bytearray(len(arrivals))
 
         def answer(at: int, answer: RouterAnswer) -> None:
@@ -216,7 +217,7 @@ class Router:
                     answered(at, UNEXPECTED_ERROR)
 
     async def _process_by_route(
-        self, arrivals: Sequence[Arrival], answer: OnAnswer, options: "_Options"
+        self, arrivals: Sequence[Arrival], answer: OnAnswer, options: Mapping[str, Any]
     ) -> None:
         """Process each arrival on all routes that match it; an error on one affects no other."""
         events = [self.read(one) if isinstance(one, bytes) else one for one in arrivals]
@@ -267,58 +268,57 @@ class Router:
         began_s = now_s()
         self.unrouted.arrive(len(unrouted))
 
-        def settle(arrivals: Sequence[tuple[int, Event]], outcomes: Sequence[Outcome]) -> None:
-            if not arrivals:
+        def settle(settled: Sequence[tuple[int, Event, Outcome]]) -> None:
+            if not settled:
                 return
-            self.unrouted.settle(outcomes[0].verdict, len(arrivals))
-            for (at, _), outcome in zip(arrivals, outcomes, strict=True):
+            _, events, outcomes = zip(*settled, strict=True)
+            self.unrouted.settle(outcomes[0].verdict, len(settled))
+            for at, _, outcome in settled:
                 wait, reason = outcome.retry_after_ms, outcome.reason
                 answer(at, RouterAnswer(outcome.acknowledge, outcome.verdict, wait, reason))
-            if self._hooks:
-                events, attempts = [event for _, event in arrivals], [1] * len(arrivals)
-                took_s = now_s() - began_s
-                decided = Decisions(UNROUTED, events, outcomes, arrived_ms, took_s, attempts)
-                call_hooks(self._hooks, decided)
+            took_s, attempts = now_s() - began_s, [1] * len(settled)
+            decided = Decisions(UNROUTED, events, outcomes, arrived_ms, took_s, attempts)
+            call_hooks(self._hooks, decided)
 
         kept: list[tuple[int, Event]] = []
-        discarded: list[tuple[int, Event]] = []
-        outcomes: list[Outcome] = []
+        discarded: list[tuple[int, Event, Outcome]] = []
         for at, event in unrouted:
             plan = self._rules.discard_plan(event) if self._rules is not None else None
             if plan is None and not self._discard:
                 kept.append((at, event))
-                continue
-            rule = plan.rule.name if plan is not None else ""
-            discarded.append((at, event))
-            outcomes.append(Outcome(Verdict.DISCARDED, acknowledge=True, rule=rule))
-        settle(discarded, outcomes)
-        buried = Outcome(Verdict.FAILED, acknowledge=False, reason=UNEXPECTED_ERROR.reason)
+            else:
+                rule = plan.rule.name if plan is not None else ""
+                outcome = Outcome(Verdict.DISCARDED, acknowledge=True, rule=rule)
+                discarded.append((at, event, outcome))
+        settle(discarded)
+        outcome = Outcome(Verdict.FAILED, acknowledge=False, reason=UNEXPECTED_ERROR.reason)
         try:
             if kept:
                 await self._send_to_dead_letters([event for _, event in kept])
-            reason = f"{UNROUTED}: no route matches it"
-            buried = Outcome(Verdict.DEAD, acknowledge=True, reason=reason)
+            reason = f"{UNROUTED}: {_NO_ROUTE}"
+            outcome = Outcome(Verdict.DEAD, acknowledge=True, reason=reason)
         except OncebridgeError as error:
-            buried = replace(buried, retry_after_ms=5000, reason=f"dead letters: {error}")
+            outcome = replace(outcome, retry_after_ms=5000, reason=f"dead letters: {error}")
         finally:
-            settle(kept, [buried] * len(kept))
+            settle([(at, event, outcome) for at, event in kept])
 
     async def _send_to_dead_letters(self, events: Sequence[Event]) -> None:
         if self._dead is None:
             raise DeadLetterError("none are configured")
         await self._dead.open()
+        now = self._clock()
         await self._dead.put(
             [
                 DeadLetter(
-                    raw=event.raw,
-                    reason=UNROUTED,
-                    message="no route matches it",
-                    route="",
-                    rule="",
-                    key=b"",
-                    attempts=0,
+                    event.raw,
+                    UNROUTED,
+                    _NO_ROUTE,
+                    "",
+                    "",
+                    b"",
+                    0,
                     maybe_delivered=False,
-                    buried_ms=self._clock(),
+                    buried_ms=now,
                 )
                 for event in events
             ]
@@ -343,14 +343,6 @@ class Router:
         for gateway in self.gateways:
             with suppress(Exception):  # the next one has to be closed, too
                 await gateway.aclose()
-
-
-class _Options(TypedDict):
-    """The options of `Gateway.process`."""
-
-    within: timedelta | None
-    patience: timedelta
-    in_place: bool
 
 
 def _log_unexpected(error: Exception) -> None:

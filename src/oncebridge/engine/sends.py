@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from math import inf
 from types import CoroutineType
-from typing import TYPE_CHECKING, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from msgspec import Struct
 
@@ -93,12 +93,6 @@ class Sends(Struct, eq=False):
         answered, self.answered = self.answered, []
         return answered
 
-    def wake_in(self, seconds: float) -> None:
-        """Let `next` return after *seconds*, with or without answers."""
-        if self.alarm is not None:
-            self.alarm.cancel()
-        self.alarm = self.batch.loop.call_later(seconds, self.wake)
-
     def wake(self) -> None:
         """Let `next` return, with or without answers."""
         self.is_woken = True
@@ -171,7 +165,7 @@ class Sender:
         while sends.running:
             parcel, _ = sends.running.popitem()
             call, parcel.call = parcel.call, None
-            self._free_slot()
+            self._free_slots()
             if call is not None:
                 call.cancel()
 
@@ -204,7 +198,9 @@ class Sender:
                 return rows, why
             if limit.is_active and (pause := self._reserve_turn(sends)) > 0:
                 longest_s = _SHARE_POLL_S if self.rate_share is not None else self._timeout_s
-                sends.wake_in(min(pause, longest_s))
+                if sends.alarm is not None:
+                    sends.alarm.cancel()
+                sends.alarm = batch.loop.call_later(min(pause, longest_s), sends.wake)
                 return None
             if not self._free:
                 self._waiters[sends] = None
@@ -221,11 +217,9 @@ class Sender:
             unsent = await self._confirm_claims(sends.batch, parcel)
             if parcel.rows:
                 self._call(sends, parcel)
-        except BaseException:
-            self._free_slot()
-            raise
-        if not parcel.rows:
-            self._free_slot()
+        finally:
+            if parcel not in sends.running:
+                self._free_slots()
         return unsent
 
     def _why_unsendable(self, batch: Batch, parcel: Parcel) -> str:
@@ -265,7 +259,10 @@ class Sender:
         return limit.wait_s(first.turn, now)
 
     def _send_time(self, batch: Batch) -> float:
-        return batch.send_time(self._timeout_s, self._margin_s)
+        """Return how many seconds a send may take; 0 or less if it is too late."""
+        if batch.ends is None:
+            return self._timeout_s
+        return min(self._timeout_s, batch.ends - batch.now() - self._margin_s)
 
     def _least_send_time(self, batch: Batch) -> float:
         """
@@ -285,12 +282,10 @@ class Sender:
 
         There has to be time, and the claims have to outlast the send.
         """
-        send_time = self._timeout_s
-        if batch.ends is not None:
-            send_time = self._send_time(batch)
-            if send_time <= self._least_send_time(batch):
-                rows, parcel.rows = parcel.rows, ()
-                return rows, "no time left to send"
+        send_time = self._timeout_s if batch.ends is None else self._send_time(batch)
+        if batch.ends is not None and send_time <= self._least_send_time(batch):
+            rows, parcel.rows = parcel.rows, ()
+            return rows, "no time left to send"
         needed = batch.now() + send_time + self._margin_s
         parcel.leases = leases = batch.own_leases(parcel.rows)
         short = [lease for lease in leases if lease.lost or lease.ends < needed]
@@ -374,18 +369,15 @@ class Sender:
             parcel.is_taken = {*map(type, answers)} == _TAKEN
         del sends.running[parcel]
         sends.answered.append(parcel)
-        self._free_slot()
+        self._free_slots()
         self._slowest_s = max(took_s, self._slowest_s * 0.9)
         if self._trip_hooks:
             trip = RoundTrip(self._route, "sink", "deliver", count, took_s, parcel.is_taken)
             call_hooks(self._trip_hooks, trip)
 
-    def _free_slot(self) -> None:
-        self._free += 1
-        if self._waiters:
-            self._wake_next()
-
-    def _wake_next(self) -> None:
+    def _free_slots(self, count: int = 1) -> None:
+        """Free slots, and wake what has waited longest for one."""
+        self._free += count
         if self._waiters and self._free > 0:
             sends = next(iter(self._waiters))
             del self._waiters[sends]
@@ -394,7 +386,7 @@ class Sender:
     def _stop_waiting(self, sends: Sends) -> None:
         """Give the slot that *sends* waits for, or was woken for, to the next one."""
         self._waiters.pop(sends, None)
-        self._wake_next()
+        self._free_slots(0)
 
     # --- timeouts -------------------------------------------------------------------------
 
@@ -411,16 +403,10 @@ class Sender:
             self.timer.start(loop, earliest)
 
 
-def _are_answers(found: object) -> bool:
-    # Mostly a list: the check for a sequence is slow.
-    if type(found) is not list and not isinstance(found, Sequence):
-        return False
-    return _ANSWERS.issuperset(map(type, found))
-
-
-def _answers_of(task: "asyncio.Future[Sequence[JointAnswer]]", count: int) -> Sequence[JointAnswer]:
+def _answers_of(task: "asyncio.Future[Any]", count: int) -> Sequence[JointAnswer]:
     """Return the sink's answers, or answers that describe how the call failed."""
     answer: JointAnswer
+    answers: Sequence[JointAnswer]
     if task.cancelled():
         answer = Unknown("the send was cancelled")
     elif isinstance(error := task.exception(), SinkRejected):
@@ -428,7 +414,11 @@ def _answers_of(task: "asyncio.Future[Sequence[JointAnswer]]", count: int) -> Se
     elif error is not None:
         # Its type only: the text of an exception may quote the event.
         answer = Unknown(type(error).__name__)
-    elif not _are_answers(answers := task.result()):
+    elif (
+        # Mostly a list: the check for a sequence is slow.
+        not isinstance(answers := task.result(), (list, Sequence))
+        or not _ANSWERS.issuperset(map(type, answers))
+    ):
         answer = Unknown("the sink returned something other than answers")
     elif len(answers) != count:
         answer = Unknown(f"the sink returned {len(answers)} answers for {count} events")

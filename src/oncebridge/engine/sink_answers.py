@@ -32,6 +32,8 @@ from oncebridge.sinks.api import (
 )
 from oncebridge.stores.api import Release
 
+_IN_PLACE_MS = 12 * 3_600_000
+
 
 class Backoff:
     """The pauses before retries, random so that workers do not retry at the same moment."""
@@ -64,7 +66,7 @@ class HandBack(Struct, frozen=True):
     def releases(self) -> list[Release]:
         """Return the releases of its claim; none if it has none, or lost it."""
         entry, lease = self.entry, self.entry.lease
-        if lease is None or lease.is_lost:
+        if lease is None or lease.lost:
             return []
         counted = entry.attempt - 1 if self.unsent else entry.attempt
         memo = entry.last_memo(entry.error or self.reason, counted)
@@ -138,7 +140,11 @@ class SinkAnswers(Struct, eq=False, kw_only=True):
         """Return True if a failed event is to be given up for its age, and record why."""
         if not self.may_give_up or not entry.held or entry.is_lost:
             return False
-        most_ms = entry.batch.give_up_ms(self.give_up_after, entry.keep_ms)
+        if self.give_up_after is not None:
+            most_ms = ms(self.give_up_after)
+        else:
+            # Where the source retries in place, events are queued after it: its window is too long.
+            most_ms = min(entry.keep_ms, _IN_PLACE_MS) if entry.batch.in_place else entry.keep_ms
         if entry.age_ms() < most_ms:
             return False
         most = format_duration(timedelta(milliseconds=most_ms))

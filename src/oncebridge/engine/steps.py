@@ -124,7 +124,7 @@ class Steps:
             window=settings.window,
         )
         self._dead = dead
-        self._settings = settings
+        self.settings = settings
         self._hooks = tuple(hooks)
         self._trip_hooks = tuple(trip_hooks)
         self._tracer = tracer
@@ -185,7 +185,7 @@ class Steps:
             backoff=self._backoff,
             may_give_up=dead is not None,
         )
-        self._paused = False
+        self.is_paused = False
         self.records_lost_ms = 0
         """When the store lost its records, by its clock (see `Epoch`); 0 if it did not."""
 
@@ -193,7 +193,7 @@ class Steps:
 
     def unavailable_s(self) -> float:
         """Return for how many seconds more events would only be returned; 0 if they are accepted."""
-        if self._paused or self._sender.is_draining:
+        if self.is_paused or self._sender.is_draining:
             return _PAUSED_S
         now = now_s()
         store_s = 0.0 if self._fails_open else self.store_breaker.left_s(now)
@@ -229,7 +229,7 @@ class Steps:
             rows = [row for row in rows if row not in left_out]
         if not unsendable:
             for wave in waves(batch, rows):
-                if batch.turns or self._paused or self.sink_breaker.is_open:
+                if batch.turns or self.is_paused or self.sink_breaker.is_open:
                     await self._process_when_due(batch, wave)
                 elif wave:
                     await self._process_wave(batch, wave)
@@ -252,46 +252,33 @@ class Steps:
             await process(batch, wave)
 
     async def _process_when_due(self, batch: Batch, wave: Sequence[int]) -> None:
-        """Process a wave; if order is kept, events of an entity wait for earlier ones."""
-        if not batch.turns:
-            await self._process_if_sink_up(batch, wave)
-            return
-        turns, entries = batch.turns, batch.entries
-        behind = [
-            row
-            for row in wave
-            if row in entries
-            and entries[row].entity in turns
-            and turns[entries[row].entity].ahead is not None
-        ]
-        waits = {*behind}
-        await self._process_in_order(batch, [row for row in wave if row not in waits])
-        for entity in dict.fromkeys([entries[row].entity for row in behind]):
-            left_s = None if batch.ends is None else batch.ends - batch.now()
-            await turns[entity].wait_for_previous(left_s)
-        await self._process_in_order(batch, behind)
+        """
+        Process a wave; if order is kept, events of an entity wait for earlier ones.
 
-    async def _process_in_order(self, batch: Batch, rows: Sequence[int]) -> None:
-        """Process a wave; hand back events that are queued after one of their entity that failed."""
-        late = [
-            row
-            for row in rows
-            if (entry := batch.entries.get(row)) is not None
-            and entry.entity
-            and batch.turns[entry.entity].failed
-        ]
-        why = "an earlier event of the same entity is not delivered yet"
-        wait = self._backoff.after_ms(1)
-        for row in late:
-            self._hand_back_unclaimed(batch, row, why, wait)
-        await self._process_if_sink_up(
-            batch, [row for row in rows if batch.outcomes[row] is None] if late else rows
-        )
+        Those that are queued after one that failed are handed back.
+        """
+        turns, entries = batch.turns, batch.entries
+        own = {
+            row: turns[entries[row].entity]
+            for row in wave
+            if turns and row in entries and entries[row].entity
+        }
+        behind = {row: turn for row, turn in own.items() if turn.ahead is not None}
+        for rows in [row for row in wave if row not in behind], [*behind]:
+            for turn in dict.fromkeys([behind[row] for row in rows if row in behind]):
+                await turn.wait_for_previous(
+                    None if batch.ends is None else batch.ends - batch.now()
+                )
+            failed = {row for row in rows if row in own and own[row].failed}
+            for row in sorted(failed):
+                why = "an earlier event of the same entity is not delivered yet"
+                self._hand_back_unclaimed(batch, row, why, self._backoff.after_ms(1))
+            await self._process_if_sink_up(batch, [row for row in rows if row not in failed])
 
     async def _process_if_sink_up(self, batch: Batch, rows: Sequence[int]) -> None:
         """Process a wave; while the sink is down, hand it back, except one event that tries the sink."""
         breaker = self.sink_breaker
-        while rows and breaker.is_open and not self._paused:
+        while rows and breaker.is_open and not self.is_paused:
             now = now_s()
             probe = next((r for r in rows if not breaker.left_s(now, batch.key_of(r))), None)
             if probe is None or not breaker.admits(now, batch.key_of(probe)):
@@ -303,13 +290,13 @@ class Steps:
                 # If it was a duplicate, nothing is known about the sink.
                 breaker.abandoned()
             rows = [row for row in rows if row != probe]
-        if not self._paused and not breaker.is_open:
+        if not self.is_paused and not breaker.is_open:
             if rows:
                 await self._process_wave(batch, rows)
             return
-        why = "paused by an operator" if self._paused else "the sink is down"
+        why = "paused by an operator" if self.is_paused else "the sink is down"
         for row in rows:
-            wait_s = _PAUSED_S if self._paused else breaker.left_s(now_s(), batch.key_of(row))
+            wait_s = _PAUSED_S if self.is_paused else breaker.left_s(now_s(), batch.key_of(row))
             wait = self._backoff.jittered_ms(int(wait_s * 1000))
             self._hand_back_unclaimed(batch, row, why, wait)
 
@@ -347,27 +334,23 @@ class Steps:
         call (a conflict, a key that is waited for) draws new ones: a release or commit of this
         one must never apply to the next.
         """
-        found = _Claimed([], [], {}, [])
+        found = _Claimed()
         while rows:
             if self._claims.backlog.pending:
                 rows = self._settle_unrecorded_duplicates(batch, rows, found.ready)
                 if not rows:
                     break
-            lease_ms = self._lease_ms if batch.ends is None else batch.lease_ms(self._lease_ms)
+            lease_ms = self._lease_ms
+            if batch.ends is not None:
+                lease_ms = self._leases.lease_ms(batch.latest, batch.now())
             token, generation = self._dice.tokens(2)
-            wants = batch.wants(rows, token, generation, lease_ms, memos=self._settings.explain)
+            wants = batch.wants(rows, token, generation, lease_ms, memos=self.settings.explain)
             sent = batch.now()
+            ends, give_up = sent + lease_ms / 1000, sent + self._max_hold_s
             answers = await self._ask_store(wants)
+            now_ms, heard = answers.now_ms, batch.now()
             lease = Lease(
-                {},
-                token,
-                generation,
-                sent + lease_ms / 1000,
-                sent + self._max_hold_s,
-                batch.latest,
-                answers.now_ms,
-                batch.now(),
-                batch.leases,
+                {}, token, generation, ends, give_up, batch.latest, now_ms, heard, batch.leases
             )
             rows = self._sort_claims(batch, rows, answers, lease, found)
             if known := found.known:
@@ -481,25 +464,18 @@ class Steps:
         now = now_s()
         rest: list[int] = []
         for row in rows:
-            part = batch.parts_of(row)[-1]
+            (*_, part), _ = batch.parts_of(row)
             # An event that was delivered as a conflict is known by the key it was sent with.
-            sent_as = batch.sent_as(row)
-            found = (backlog.delivered(sent_as, now) if sent_as else None) or backlog.delivered(
-                part.key, now
-            )
-            if found is None:
-                rest.append(row)
-            elif found.hash and part.hash and found.hash != part.hash:
-                if self._forwards_anyway(batch, row):
-                    rest.append(row)
-                else:
-                    self._hand_back_until_store_recovers(batch, row, _NOT_RECORDED)
-            else:
+            found = backlog.delivered(batch.sent_as(row), now) or backlog.delivered(part.key, now)
+            is_same = found and not (found.hash and part.hash and found.hash != part.hash)
+            if found and is_same:
                 batch.entry(row).mark_duplicate(part.key, found.first)
-                if self._forwards_anyway(batch, row):
-                    ready.append(row)
-                else:
-                    self._settle(batch, [row], Verdict.DUPLICATE)
+            if not found or self._forwards_anyway(batch, row):
+                (ready if is_same else rest).append(row)
+            elif is_same:
+                self._settle(batch, [row], Verdict.DUPLICATE)
+            else:
+                self._hand_back_until_store_recovers(batch, row, _NOT_RECORDED)
         return rest
 
     def _forwards_anyway(self, batch: Batch, row: int) -> bool:
@@ -513,7 +489,7 @@ class Steps:
         entries = [batch.entries[row] for row in rows if row in batch.entries]
         again = Counter([entry.key for entry in entries if entry.is_undeliverable])
         if again:
-            keep_ms = ms(self._settings.window)
+            keep_ms = ms(self.settings.window)
             await count_copies(self._store, self._dice, again, keep_ms=keep_ms)
 
     async def _ask_store(self, wants: Wants) -> ClaimAnswers:
@@ -543,24 +519,20 @@ class Steps:
 
     async def _settle_unsendable(self, batch: Batch, ready: list[int]) -> list[int]:
         """Settle events that are not to be sent although they are claimed; return the rest."""
-        steps: dict[str, list[BatchEntry]] = {}
+        buried: dict[str, list[BatchEntry]] = {}
         dropped: list[tuple[BatchEntry, Verdict]] = []
         for row in ready:
             entry = batch.entries.get(row)
-            if entry is None or entry.next_step is None:
+            if entry is None or (step := entry.next_step) is None:
                 continue
-            step, entry.next_step = entry.next_step, None
             if step.action is Action.BURY:
-                steps.setdefault(step.reason, []).append(entry)
+                buried.setdefault(step.reason, []).append(entry)
             elif step.action is Action.DROP:
                 dropped.append((entry, step.verdict))
-        if not steps and not dropped:
-            return ready
-        for reason, entries in steps.items():
+        for reason, entries in buried.items():
             await self._send_to_dead_letters(entries, reason)
         await self._drop(dropped)
-        gone = {e.row for entries in steps.values() for e in entries} | {e.row for e, _ in dropped}
-        return [row for row in ready if row not in gone]
+        return [row for row in ready if batch.outcomes[row] is None]
 
     # --- entity ------------------------------------------------------------------------
 
@@ -579,7 +551,9 @@ class Steps:
             return
         waits = {entry.row for entry in entering}
         ready = [row for row in rows if row not in waits]
-        patient_until = now_s() + self._settings.patience.total_seconds()
+        patient_until = batch.now() + self.settings.patience.total_seconds()
+        if batch.ends is not None:
+            patient_until = min(patient_until, batch.ends)
         sending: list[asyncio.Task[None]] = []
         try:
             while entering:
@@ -608,26 +582,23 @@ class Steps:
         Return the rows to send, the events to wait for, and how many seconds to wait.
         """
         batch = entries[0].batch
-        found = await self._entities.claim(entries, batch.lease_ms(self._lease_ms))
+        lease_ms = self._leases.lease_ms(batch.latest, batch.now())
+        found = await self._entities.claim(entries, lease_ms)
         await self._take_entities(found.claimed)
         if self._is_shadow:
             for entry, _ in found.busy:
                 entry.success_verdict = Verdict.BUSY
             return [entry.row for entry in entries], [], 0
         ready = [entry.row for entry, step in found.claimed if step.action is Action.SEND]
-        why = "the store did not answer for the entity"
-        await self._hand_back_all(found.unanswered, why, self._backoff.after_ms(1))
-        if not found.busy:
-            return ready, [], 0
-        is_over = now_s() >= patient_until or batch.is_over()
-        if not is_over and not self._sender.is_draining:
-            left_s = min(left for _, left in found.busy) / 1000
-            return ready, [entry for entry, _ in found.busy], min(left_s, _BUSY_POLL_S)
-        why = "another worker holds the entity"
-        await self._hand_back(
-            [HandBack(entry, why, left, verdict=Verdict.BUSY) for entry, left in found.busy]
-        )
-        return ready, [], 0
+        why, wait = "the store did not answer for the entity", self._backoff.after_ms(1)
+        back = [HandBack(entry, why, wait) for entry in found.unanswered]
+        if now_s() >= patient_until or self._sender.is_draining:
+            why = "another worker holds the entity"
+            back += [HandBack(entry, why, left, verdict=Verdict.BUSY) for entry, left in found.busy]
+            found.busy = []
+        await self._hand_back(back)
+        left_s = min([left for _, left in found.busy], default=0) / 1000
+        return ready, [entry for entry, _ in found.busy], min(left_s, _BUSY_POLL_S)
 
     async def _take_entities(self, claimed: Sequence[tuple[BatchEntry, Step]]) -> None:
         """Do what the decisions say for events whose entity is claimed, unless they are sent."""
@@ -655,9 +626,8 @@ class Steps:
             while not is_last:
                 if sends.waiting and (unsent := await self._sender.start(sends)):
                     rows_left, why = unsent
-                    is_down = why is SINK_DOWN
-                    wait_ms = int(self.unavailable_s() * 1000) + 1 if is_down else 0
-                    await self._hand_back_all(map(batch.entry, rows_left), why, wait_ms)
+                    wait = int(self.unavailable_s() * 1000) + 1 if why is SINK_DOWN else 0
+                    await self._hand_back([HandBack(batch.entry(r), why, wait) for r in rows_left])
                     is_last = not (sends.waiting or sends.running or sends.answered)
                     continue
                 if not (parcels := await sends.next()):
@@ -718,7 +688,10 @@ class Steps:
         await self._claims.release([r for entry in known for r in self._entities.release_of(entry)])
         self._settle(batch, [entry.row for entry in known], Verdict.DUPLICATE)
         lost = [entry for entry, answer in lost_races if isinstance(answer, Lost)]
-        await self._hand_back_all(lost, _TAKEN_OVER, self._backoff.after_ms(1), Verdict.BUSY)
+        wait = self._backoff.after_ms(1)
+        await self._hand_back(
+            [HandBack(entry, _TAKEN_OVER, wait, verdict=Verdict.BUSY) for entry in lost]
+        )
         # Some of their keys may have been held here until now.
         self.books.lease_lost += sum([not entry.is_lost for entry in lost])
 
@@ -731,9 +704,7 @@ class Steps:
         entries = batch.entries
         special = [entries[row] for row in rows if row in entries] if entries else []
         if special:
-            self._note_unprotected([entry for entry in special if entry.unprotected])
-            # Those of events that shadow mode would have dropped; others have a state to record.
-            await self._release_outdated(special)
+            await self._record_unprotected_and_outdated(special)
         if self._joint is None:
             if with_state := [entry for entry in special if entry.entity_lease is not None]:
                 await self._entities.record_delivered(with_state, self._lease_ms)
@@ -746,21 +717,21 @@ class Steps:
         if len(special) < len(rows):
             self._settle(batch, rows, Verdict.DELIVERED)
 
-    def _note_unprotected(self, entries: Sequence[BatchEntry]) -> None:
-        """Count deliveries without a claim, and record them once the store answers."""
-        self.books.unprotected += len(entries)
+    async def _record_unprotected_and_outdated(self, entries: Sequence[BatchEntry]) -> None:
+        """Record deliveries without a claim later, and those that shadow mode is to report now."""
         for entry in entries:
-            if not entry.held:
-                memories = entry.memories(entry.parts, Fate.DELIVERED, self._dice)
-                self._claims.backlog.add(entry.pending_writes(memories, entry.batch.now()))
-
-    async def _release_outdated(self, entries: Sequence[BatchEntry]) -> None:
+            if entry.unprotected:
+                self.books.unprotected += 1
+                if not entry.held:
+                    memories = entry.memories(entry.parts, Fate.DELIVERED, self._dice)
+                    self._claims.backlog.add(entry.pending_writes(memories, entry.batch.now()))
+        # Others have a state to record.
+        outdated = [entry for entry in entries if entry.success_verdict in _OUTDATED]
         await self._claims.release(
             [
-                release
-                for entry in entries
-                if entry.success_verdict in _OUTDATED
-                for release in self._entities.release_of(entry, entry.success_verdict)
+                r
+                for entry in outdated
+                for r in self._entities.release_of(entry, entry.success_verdict)
             ]
         )
 
@@ -869,18 +840,6 @@ class Steps:
         rows = [row, *entry.duplicates] if entry is not None else [row]
         self._settle(batch, rows, Verdict.FAILED, reason=reason, retry_after_ms=wait_ms)
 
-    async def _hand_back_all(
-        self,
-        entries: Iterable[BatchEntry],
-        reason: str,
-        wait_ms: int,
-        verdict: Verdict = Verdict.FAILED,
-    ) -> None:
-        """Return claimed events that were not sent to the source."""
-        await self._hand_back(
-            [HandBack(entry, reason, wait_ms, verdict=verdict) for entry in entries]
-        )
-
     async def _hand_back(self, back: Sequence[HandBack]) -> None:
         """Release the claims and return the events to the source, to be retried."""
         if not back:
@@ -925,21 +884,20 @@ class Steps:
         apart: list[int] = []
         for leader in leaders:
             outcome = batch.outcomes[leader.row]
+            if outcome is None:
+                continue  # `process` is about to raise
+            if not outcome.acknowledge:
+                self._settle(
+                    batch,
+                    leader.duplicates,
+                    outcome.verdict,
+                    reason=outcome.reason,
+                    retry_after_ms=outcome.retry_after_ms,
+                    blamed=outcome.blamed,
+                )
+                continue
             for row in leader.duplicates:
                 duplicate = batch.entry(row)
-                if outcome is None:
-                    continue  # `process` is about to raise
-                if not outcome.acknowledge:
-                    why, wait, blamed = outcome.reason, outcome.retry_after_ms, outcome.blamed
-                    self._settle(
-                        batch,
-                        [row],
-                        outcome.verdict,
-                        reason=why,
-                        retry_after_ms=wait,
-                        blamed=blamed,
-                    )
-                    continue
                 if leader.matched_key and leader.matched_key not in duplicate.names():
                     # Known by a key that this one does not have, so not proven to be a duplicate.
                     apart.append(row)
@@ -989,13 +947,13 @@ class Steps:
 class _Claimed(Struct):
     """What the answers to a claim lead to."""
 
-    ready: list[int]
+    ready: list[int] = []
     """Rows to send."""
-    waiting: list[int]
+    waiting: list[int] = []
     """Rows whose key another worker holds, and that are waited for."""
-    known: dict[int, First | None]
+    known: dict[int, First | None] = {}
     """Rows of duplicates, and the arrivals that were delivered."""
-    memories: list[Memory]
+    memories: list[Memory] = []
     """Further keys of known events."""
 
 
