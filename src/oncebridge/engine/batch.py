@@ -145,7 +145,7 @@ class Batch(Struct, eq=False):
                         self.hashes[row] = terms.hash_of(event)
                     continue
             plan = rules.plan_arrival(event, shadow=settings.mode == "shadow")
-            self.entries[row] = BatchEntry(self, row, event, plan, plan.parts, plan.entity)
+            self.entries[row] = BatchEntry(self, row, event, plan)
         if common is not None and self.terms.count(common) == len(self.terms):
             self.common_terms = common
 
@@ -163,7 +163,7 @@ class Batch(Struct, eq=False):
             )
             assert terms is not None  # noqa: S101 - otherwise it has an entry
             plan = terms.plan_with(key, self.hashes[row])
-            entry = BatchEntry(self, row, event, plan, plan.parts, b"")
+            entry = BatchEntry(self, row, event, plan)
             if lease is not None:
                 self.all_leases.split(lease, (key,))
                 memos = first_memos((event,), self.arrived_ms) if self.has_memos else [b""]
@@ -200,7 +200,7 @@ class Batch(Struct, eq=False):
         terms = self.terms[row]
         if terms is None or row in self.entries:
             entry = self.entries[row]
-            return entry.parts, entry.keep_ms
+            return entry.plan.parts, entry.keep_ms
         return (Part(self.keys[row], self.hashes[row], terms.slide_ms),), terms.spans[0].window_ms
 
     def first_arrival(self, row: int) -> First:
@@ -224,30 +224,23 @@ class Batch(Struct, eq=False):
         """Return the claims of *rows*, as one call under one token and one generation."""
         self.has_memos = memos
         memo = first_memos(picked(self.events, rows), self.arrived_ms) if memos else b""
-        if (terms := self.common_terms) is not None and not self.entries:
-            return Wants(
+        sizes = None
+        if (terms := self.common_terms) is None or self.entries:
+            events = [self.parts_of(row) for row in rows]
+            flat = [part for parts, _ in events for part in parts]
+            keys, hashes = [part.key for part in flat], folded([part.hash for part in flat])
+            slide_ms = folded([part.slide_ms for part in flat])
+            keep_ms = folded([keep_ms for _, keep_ms in events])
+            if len(flat) > len(rows):
+                sizes = [len(parts) for parts, _ in events]
+        else:
+            keys, slide_ms, keep_ms = (
                 picked(self.keys, rows),
-                token,
-                generation,
-                lease_ms,
-                terms.spans[0].window_ms,
-                memo,
-                picked(self.hashes, rows) if terms.hash_of is not None else b"",
                 terms.slide_ms,
+                terms.spans[0].window_ms,
             )
-        events = [self.parts_of(row) for row in rows]
-        flat = [part for parts, _ in events for part in parts]
-        return Wants(
-            [part.key for part in flat],
-            token,
-            generation,
-            lease_ms,
-            folded([keep_ms for _, keep_ms in events]),
-            memo,
-            folded([part.hash for part in flat]),
-            folded([part.slide_ms for part in flat]),
-            [len(parts) for parts, _ in events] if len(flat) > len(rows) else None,
-        )
+            hashes = picked(self.hashes, rows) if terms.hash_of is not None else b""
+        return Wants(keys, token, generation, lease_ms, keep_ms, memo, hashes, slide_ms, sizes)
 
     def commits(self, rows: Sequence[int], fate: Fate) -> Commits:
         """Return the commits of all claimed keys of *rows*, each under its own generation."""
@@ -328,9 +321,6 @@ class BatchEntry(Struct, eq=False):
     row: int
     event: Event | Unreadable
     plan: Plan
-    parts: tuple[Part, ...]
-    entity: bytes
-    """`parts` and `entity` are those of the plan."""
     held: tuple[Held, ...] = ()
     """The records of its claim; none if it has no claim."""
     attempt: int = 1
@@ -371,16 +361,16 @@ class BatchEntry(Struct, eq=False):
     @property
     def key(self) -> bytes:
         """The identifying key, that of the last tier; empty if there is none."""
-        return self.parts[-1].key if self.parts else b""
+        return self.plan.parts[-1].key if self.plan.parts else b""
 
     @property
     def keep_ms(self) -> int:
-        return self.plan.keep_ms if self.parts else 0
+        return self.plan.keep_ms if self.plan.parts else 0
 
     @property
     def is_undeliverable(self) -> bool:
         """True if it goes to the dead letters without being sent."""
-        return self.plan.action == "dead" and bool(self.parts)
+        return self.plan.action == "dead" and bool(self.plan.parts)
 
     def mark_duplicate(self, key: bytes, first: First | None) -> None:
         """Record that it is a duplicate of *first*, known by *key*."""
@@ -388,24 +378,17 @@ class BatchEntry(Struct, eq=False):
         self.duplicate_of = first
         self.success_verdict = Verdict.DUPLICATE
 
-    def mark_conflict(self, plan: Plan) -> None:
-        """Continue as an event of its own, with *plan*: its key is known with other content."""
-        self.plan = plan
-        self.parts = plan.parts
-        self.is_conflict = True
-        self.success_verdict = Verdict.CONFLICT
-
     def names(self) -> list[bytes]:
         """Return the keys of all records of this event, its entity's included."""
-        keys = [part.key for part in self.parts]
-        return [*keys, self.entity] if self.entity else keys
+        keys = [part.key for part in self.plan.parts]
+        return [*keys, self.plan.entity] if self.plan.entity else keys
 
     def parts_not_in(self, other: "BatchEntry") -> tuple[Part, ...]:
         """Return the tiers that *other*, delivered as the same event, does not have."""
-        if self.parts[-1].key != other.parts[-1].key:
+        if self.key != other.key:
             return ()
-        known = {part.key for part in other.parts}
-        return tuple(part for part in self.parts if part.key not in known)
+        known = {part.key for part in other.plan.parts}
+        return tuple(part for part in self.plan.parts if part.key not in known)
 
     # --- what the claim says -----------------------------------------------------------
 
@@ -465,7 +448,7 @@ class BatchEntry(Struct, eq=False):
 
     def pending_writes(self, asked: Sequence[Commit | Memory], since: float) -> list[PendingWrite]:
         """Return *asked* as pending writes of this event, which was decided at *since*."""
-        hashes = {part.key: part.hash for part in self.parts}
+        hashes = {part.key: part.hash for part in self.plan.parts}
         first = self.batch.first_arrival(self.row)
         return [
             PendingWrite(
@@ -481,9 +464,7 @@ class BatchEntry(Struct, eq=False):
     def delivery(self, route: str, ends: float) -> Delivery:
         assert isinstance(self.event, Event)  # noqa: S101 - an unreadable event is never sent
         plan = self.plan
-        sent_as = plan.sent_as
-        if sent_as != self.key:
-            self.sent_as = sent_as
+        self.sent_as = self.batch.sent_as(self.row)
         return Delivery(
             self.event,
             self.key,

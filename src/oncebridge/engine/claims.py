@@ -186,11 +186,12 @@ class RetryingStore:
             for at, answer in zip(unanswered, again.each, strict=True):
                 each[at] = answer
             now_ms = max(now_ms, again.now_ms)
-            # A store may claim the parts of a want one after another, and another worker may have
-            # claimed the second one in between.
-            refused = [at for at in unanswered if not isinstance(each[at], Claim | NoAnswer | int)]
-            sizes = wants.sizes or [1] * len(wants)
-            self._defer_releases(wants.select([at for at in refused if sizes[at] > 1]))
+            if sizes := wants.sizes:
+                # A store may claim the parts of a want one after another, and another worker may
+                # have claimed the second one in between.
+                given = Claim | NoAnswer | int
+                refused = [at for at in unanswered if not isinstance(each[at], given)]
+                self._defer_releases(wants.select([at for at in refused if sizes[at] > 1]))
             unanswered = _unanswered(each)
         self._defer_releases(wants.select(unanswered))
         return ClaimAnswers(wants, each, now_ms)

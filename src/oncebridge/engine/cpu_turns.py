@@ -9,7 +9,6 @@ turn of others at most.
 """
 
 import asyncio
-from types import TracebackType
 from typing import Final
 
 SMALL: Final = 16 * 1024
@@ -29,12 +28,7 @@ class CpuTurns:
         await self._lock.acquire()
         self._began_s = asyncio.get_running_loop().time()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         used_s = self.used_s
         try:
             await asyncio.sleep(used_s if used_s >= TURN_S else 0)

@@ -59,7 +59,7 @@ class EntityStates(Struct, eq=False):
         token, generation = self.dice.tokens(2)
         answers = await self.claims.claim(
             Wants(
-                [entry.entity for entry in entries],
+                [entry.plan.entity for entry in entries],
                 token,
                 generation,
                 lease_ms,
@@ -82,7 +82,7 @@ class EntityStates(Struct, eq=False):
     def _compare(self, entry: BatchEntry, claim: Claim, sent: float, lease_ms: int) -> Step:
         held = claim.held[0]
         entry.entity_lease = Lease(
-            {entry.entity: entry.row},
+            {entry.plan.entity: entry.row},
             claim.token,
             held.generation,
             sent + lease_ms / 1000,
@@ -123,7 +123,7 @@ class EntityStates(Struct, eq=False):
             after = replace(before, stale=before.stale + 1)
             memo = after.write()
             self._warn_of_stale_run(entry, after)
-        return [Release(entry.entity, entity_lease.token, 0, keep_ms, memo, unsent=True)]
+        return [Release(entry.plan.entity, entity_lease.token, 0, keep_ms, memo, unsent=True)]
 
     def _warn_of_stale_run(self, entry: BatchEntry, state: EntityState) -> None:
         """Warn when one entity has many stale events in a row: at 20, 200 and so on."""
@@ -134,10 +134,10 @@ class EntityStates(Struct, eq=False):
             "oncebridge.stale_run",
             extra={
                 "rule": entry.plan.rule.name,
-                "entity": entry.entity.hex(),
+                "entity": entry.plan.entity.hex(),
                 "stale": state.stale,
                 "hint": "the newest version may be wrong; "
-                f"oncebridge forget {entry.entity.hex()} clears it",
+                f"oncebridge forget {entry.plan.entity.hex()} clears it",
             },
         )
 
@@ -203,7 +203,7 @@ class EntityStates(Struct, eq=False):
         assert entry.entity_lease is not None  # noqa: S101 - the caller checked
         after = entry.state_before.after_delivery(entry.plan, self._now_ms(entry))
         return Release(
-            entry.entity,
+            entry.plan.entity,
             entry.entity_lease.token,
             keep_ms=entry.keep_ms,
             memo=after.write(),

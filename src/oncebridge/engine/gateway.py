@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from oncebridge.engine.batch import Arrival, Batch, Settled, now_s
@@ -125,7 +124,7 @@ class Gateway(Steps):
                 batch.traces = start_traces(self._tracer, self.route, batch.events)
             if self._entity_queues is not None:
                 batch.turns = self._entity_queues.enqueue(
-                    [entry.entity for entry in batch.entries.values() if entry.entity]
+                    [entry.plan.entity for entry in batch.entries.values() if entry.plan.entity]
                 )
             if not self._sender.is_draining and (
                 self._opening.is_done or await self._open_on_first_use(batch)
@@ -247,11 +246,6 @@ class Gateway(Steps):
         await self.open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.drain()
         await self.aclose()

@@ -1,8 +1,8 @@
 """What records keep besides their state: the first arrival of an event, the newest state of an entity."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Final, TypeVar
+from typing import Final, Self
 
 import msgspec
 from msgspec import Struct
@@ -13,11 +13,24 @@ from oncebridge.engine.verdict import LONGEST_ID, First, Verdict
 from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.rules import Plan, Version
 
-_T = TypeVar("_T")
 _DAY_MS: Final = 86_400_000
+_write = msgspec.json.Encoder().encode
 
 
-class Memo(Struct, frozen=True, array_like=True, omit_defaults=True):
+class _Stored(Struct, frozen=True, array_like=True, omit_defaults=True):
+    @classmethod
+    def read(cls, memo: bytes) -> Self:
+        """Return what *memo* says; nothing if it is empty, or another version wrote it."""
+        try:
+            return msgspec.json.decode(memo, type=cls) if memo else cls()
+        except msgspec.MsgspecError:
+            return cls()
+
+    def write(self) -> bytes:
+        return _write(self)
+
+
+class Memo(_Stored, frozen=True, array_like=True, omit_defaults=True):
     """The memo in the record of an event: the first arrival, and the last failure."""
 
     id: str | None = None
@@ -29,15 +42,8 @@ class Memo(Struct, frozen=True, array_like=True, omit_defaults=True):
     since_ms: int = 0
     """When the event was first claimed, by the store's clock."""
 
-    @classmethod
-    def read(cls, memo: bytes) -> "Memo":
-        return _read(memo, _read_memo, _NO_MEMO)
 
-    def write(self) -> bytes:
-        return _write(self)
-
-
-class EntityState(Struct, frozen=True, array_like=True, omit_defaults=True):
+class EntityState(_Stored, frozen=True, array_like=True, omit_defaults=True):
     """
     The memo in the record of an entity: the newest state that was delivered.
 
@@ -55,13 +61,6 @@ class EntityState(Struct, frozen=True, array_like=True, omit_defaults=True):
     """When an event arrived that had the same state and a newer version."""
     stale: int = 0
     """How many stale events have arrived since."""
-
-    @classmethod
-    def read(cls, memo: bytes) -> "EntityState":
-        return _read(memo, _read_state, NO_STATE)
-
-    def write(self) -> bytes:
-        return _write(self)
 
     def left_ms(self, plan: Plan, now_ms: int) -> int:
         """Return for how many more milliseconds this state is valid."""
@@ -134,19 +133,6 @@ def _ahead_ms(version: Version, plan: Plan, now_ms: int) -> int:
 
 NO_STATE: Final = EntityState()
 """The state of an entity of which no event was delivered."""
-
-_NO_MEMO: Final = Memo()
-_read_memo = msgspec.json.Decoder(Memo).decode
-_read_state = msgspec.json.Decoder(EntityState).decode
-_write = msgspec.json.Encoder().encode
-
-
-def _read(memo: bytes, read: Callable[[bytes], _T], otherwise: _T) -> _T:
-    """Return the memo that was read; an empty one if there is none, or another version wrote it."""
-    try:
-        return read(memo) if memo else otherwise
-    except msgspec.MsgspecError:
-        return otherwise
 
 
 def _fingerprint(state: bytes) -> str:

@@ -15,6 +15,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from msgspec import Struct
+
 from oncebridge.engine.batch import Batch, BatchEntry, picked
 from oncebridge.events.key import Part
 
@@ -56,9 +58,8 @@ def _by_groups(
             if met is not None and met is not group:
                 group = met if group is None else group.join(met, groups)
         if group is None:
-            group = _Group(entry)
-        else:
-            group.add(entry)
+            group = _Group()
+        group.add(entry)
         for name in names:
             groups[name] = group
     queues = [group.in_order() for group in dict.fromkeys(groups.values())]
@@ -67,27 +68,21 @@ def _by_groups(
         yield [queue[turn].row for queue in queues if len(queue) > turn]
 
 
-class _Group:
+class _Group(Struct, eq=False):
     """Events that are processed one after another, each with its duplicates."""
 
-    __slots__ = ("_leaders", "entries")
-
-    def __init__(self, entry: BatchEntry) -> None:
-        self.entries = [entry]
-        self._leaders: dict[Part, BatchEntry] | None = None
+    entries: list[BatchEntry] = []
+    leaders: dict[tuple[bytes, bytes], BatchEntry] = {}
 
     def add(self, entry: BatchEntry) -> None:
         """Attach *entry* to the one it is a duplicate of, or add it at the end."""
-        if self._leaders is None:
-            self._leaders = {_identity(part): e for e in self.entries for part in e.parts}
-        for part in entry.parts:
-            leader = self._leaders.get(_identity(part))
-            if leader is not None:
-                leader.duplicates = [*leader.duplicates, entry.row]
-                return
+        names = [_identity(part) for part in entry.plan.parts]
+        leader = next((self.leaders[name] for name in names if name in self.leaders), None)
+        if leader is not None:
+            leader.duplicates = [*leader.duplicates, entry.row]
+            return
         self.entries.append(entry)
-        for part in entry.parts:
-            self._leaders[_identity(part)] = entry
+        self.leaders.update(dict.fromkeys(names, entry))
 
     def join(self, other: "_Group", groups: "dict[bytes, _Group]") -> "_Group":
         """Add the events of *other*, in the order of arrival."""
@@ -95,22 +90,22 @@ class _Group:
             for row in (entry.row, *entry.duplicates):
                 groups.update(dict.fromkeys(entry.batch.names_of(row), self))
         self.entries = sorted(self.entries + other.entries, key=lambda entry: entry.row)
-        self._leaders = None
+        self.leaders.update(other.leaders)
         return self
 
     def in_order(self) -> list[BatchEntry]:
         """Return the events, those of one entity by version, so that none is stale."""
         versions = [e.plan.version for e in self.entries if e.plan.version]
-        one_entity = len({entry.entity for entry in self.entries}) == 1
+        one_entity = len({entry.plan.entity for entry in self.entries}) == 1
         if len(versions) < len(self.entries) or not one_entity or len({k for k, _ in versions}) > 1:
             return self.entries
         order = sorted(zip(versions, self.entries, strict=True), key=lambda pair: pair[0])
         return [entry for _, entry in order]
 
 
-def _identity(part: Part) -> Part:
+def _identity(part: Part) -> tuple[bytes, bytes]:
     """Return what two duplicates have in common: the key, with the same content."""
-    return Part(part.key, part.hash)
+    return part.key, part.hash
 
 
 # --- between batches -----------------------------------------------------------------------

@@ -86,8 +86,8 @@ class Outcomes(Struct, eq=False):
         """Report outcomes to the entity queues, the caller, the tracer and the hooks."""
         entries, traces = batch.entries, batch.traces
         for row, outcome in zip(rows, outcomes, strict=True):
-            if batch.turns and row in entries and entries[row].entity:
-                batch.turns[entries[row].entity].settled(acknowledged=outcome.acknowledge)
+            if batch.turns and row in entries and entries[row].plan.entity:
+                batch.turns[entries[row].plan.entity].settled(acknowledged=outcome.acknowledge)
             batch.report(row, outcome)
             if traces and (trace := traces[row]) is not None:
                 guarded(None, trace.ended, outcome)

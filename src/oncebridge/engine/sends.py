@@ -230,19 +230,15 @@ class Sender:
             entry = batch.entries.get(parcel.rows[0])
             if entry is None or not entry.tries_sink:
                 return SINK_DOWN  # since these were claimed
-        if batch.ends is not None and self._is_turn_after_deadline(batch, parcel):
-            return "no time left to send"
-        return ""
-
-    def _is_turn_after_deadline(self, batch: Batch, parcel: Parcel) -> bool:
-        """Return True if the turn comes only after the caller's time is over."""
         limit, now = self._rate_limit, batch.now()
-        if not limit.is_active:
-            return False
-        if not limit.rate(now):  # this worker has no share yet, but may get one at any moment
-            return self._send_time(batch) <= 0
-        wait_s = limit.left_s(now) if parcel.turn is None else limit.wait_s(parcel.turn, now)
-        return wait_s >= self._send_time(batch)
+        if batch.ends is not None and limit.is_active:
+            wait_s = limit.left_s(now)
+            if parcel.turn is not None and limit.rate(now):
+                # Without a rate, this worker has no share yet, but may get one at any moment.
+                wait_s = limit.wait_s(parcel.turn, now)
+            if wait_s >= self._send_time(batch):
+                return "no time left to send"
+        return ""
 
     def _reserve_turn(self, sends: Sends) -> float:
         """Reserve a turn for what is to be sent next; return the seconds until then."""

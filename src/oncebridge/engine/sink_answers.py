@@ -161,14 +161,11 @@ class SinkAnswers(Struct, eq=False, kw_only=True):
             return self._plan_throttled_retry(entry, answer, asked)
         if isinstance(answer, No) and answer.too_early:
             return HandBack(entry, answer.reason, max(backoff.after_ms(1), asked))
-        is_blamed = False
-        match answer:
-            case Unknown():
-                self.books.ambiguous += 1
-                is_blamed = True
-            case Unwell() | Closed():
-                self.books.unwell += isinstance(answer, Unwell)
-                is_blamed = self.blame.is_of(entry.key, entry.passed_before)
+        self.books.ambiguous += isinstance(answer, Unknown)
+        self.books.unwell += isinstance(answer, Unwell)
+        is_blamed = isinstance(answer, Unknown)
+        if isinstance(answer, Unwell | Closed):
+            is_blamed = self.blame.is_of(entry.key, entry.passed_before)
         if not isinstance(answer, No):
             entry.error = answer.reason
             entry.maybe_delivered = entry.maybe_delivered or not isinstance(answer, Closed)

@@ -259,21 +259,20 @@ class Steps:
         """
         turns, entries = batch.turns, batch.entries
         own = {
-            row: turns[entries[row].entity]
+            row: turns[entries[row].plan.entity]
             for row in wave
-            if turns and row in entries and entries[row].entity
+            if turns and row in entries and entries[row].plan.entity
         }
         behind = {row: turn for row, turn in own.items() if turn.ahead is not None}
         for rows in [row for row in wave if row not in behind], [*behind]:
-            for turn in dict.fromkeys([behind[row] for row in rows if row in behind]):
-                await turn.wait_for_previous(
-                    None if batch.ends is None else batch.ends - batch.now()
-                )
-            failed = {row for row in rows if row in own and own[row].failed}
-            for row in sorted(failed):
+            for turn in [behind[row] for row in rows if row in behind]:
+                left_s = None if batch.ends is None else batch.ends - batch.now()
+                await turn.wait_for_previous(left_s)
+            failed = [row for row in rows if row in own and own[row].failed]
+            for row in failed:
                 why = "an earlier event of the same entity is not delivered yet"
                 self._hand_back_unclaimed(batch, row, why, self._backoff.after_ms(1))
-            await self._process_if_sink_up(batch, [row for row in rows if row not in failed])
+            await self._process_if_sink_up(batch, [r for r in rows if batch.outcomes[r] is None])
 
     async def _process_if_sink_up(self, batch: Batch, rows: Sequence[int]) -> None:
         """Process a wave; while the sink is down, hand it back, except one event that tries the sink."""
@@ -306,7 +305,7 @@ class Steps:
         if batch.entries:
             for row in rows:
                 entry = batch.entries.get(row)
-                if entry is not None and not entry.parts:
+                if entry is not None and not entry.plan.parts:
                     entry.success_verdict = first_step(entry.plan, self._policy).verdict
                     bypassed.append(row)
             if bypassed:
@@ -418,8 +417,8 @@ class Steps:
                     entry.unprotected = lost_for_ms < entry.keep_ms
             case Duplicate():
                 entry.mark_duplicate(answer.key, first_arrival(answer.memo))
-                if len(entry.parts) > 1 and answer.key == entry.key:
-                    others = entry.memories(entry.parts[:-1], answer.fate, self._dice)
+                if len(entry.plan.parts) > 1 and answer.key == entry.key:
+                    others = entry.memories(entry.plan.parts[:-1], answer.fate, self._dice)
                     found.memories.extend(others)
             case Busy() if batch.is_patient() and not self._sender.is_draining:
                 found.waiting.append(row)
@@ -428,7 +427,8 @@ class Steps:
         match step.action:
             case Action.CLAIM:
                 assert step.plan is not None  # noqa: S101 - this step has one
-                entry.mark_conflict(step.plan)
+                entry.plan, entry.is_conflict = step.plan, True
+                entry.success_verdict = Verdict.CONFLICT
                 return True
             case Action.SETTLE:
                 found.known[row] = None
@@ -545,7 +545,7 @@ class Steps:
         """
         entries = batch.entries
         entering = [entries[row] for row in rows if row in entries] if entries else []
-        entering = [entry for entry in entering if entry.entity and entry.held]
+        entering = [entry for entry in entering if entry.plan.entity and entry.held]
         if not entering:
             await self._deliver(batch, rows)
             return
@@ -723,7 +723,7 @@ class Steps:
             if entry.unprotected:
                 self.books.unprotected += 1
                 if not entry.held:
-                    memories = entry.memories(entry.parts, Fate.DELIVERED, self._dice)
+                    memories = entry.memories(entry.plan.parts, Fate.DELIVERED, self._dice)
                     self._claims.backlog.add(entry.pending_writes(memories, entry.batch.now()))
         # Others have a state to record.
         outdated = [entry for entry in entries if entry.success_verdict in _OUTDATED]
@@ -767,7 +767,7 @@ class Steps:
         }
         for row in sorted(rows):
             entry = batch.entry(row)
-            its = [owed[part.key] for part in entry.parts if part.key in owed]
+            its = [owed[part.key] for part in entry.plan.parts if part.key in owed]
             self.books.acked_uncommitted += bool(its)
             self._claims.backlog.add(entry.pending_writes(its, since))
 
