@@ -10,9 +10,9 @@ duplicate, whatever the store says. A release proves nothing, and is never looke
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable
 from itertools import islice
-from typing import TypeVar
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -32,7 +32,6 @@ from oncebridge.stores.api import (
     rounds,
 )
 
-_C = TypeVar("_C", Commits, Releases, Memories)
 _MOST = 100_000
 _CHUNK = 500
 _FIRST_S, _LONGEST_S = 0.25, 30.0
@@ -163,31 +162,20 @@ class Backlog:
         now = asyncio.get_running_loop().time()
         due = [(write, write.due(now)) for write in pending_writes]
         self._remove([write for write, asked in due if asked is None])
+        store = self._store
+        # Releases before memories: a memory is refused while its key is claimed.
+        calls: Any = (store.commit, Commits), (store.release, Releases), (store.remember, Memories)
         try:
-            await self._ask(self._store.commit, Commits, due)
-            # Before memories: a memory is refused while its key is claimed.
-            await self._ask(self._store.release, Releases, due)
-            await self._ask(self._store.remember, Memories, due)
+            for call, columns in calls:
+                if its := [(w, asked) for w, asked in due if isinstance(asked, columns.row)]:
+                    answers = await call(columns.of([asked for _, asked in its]))
+                    for (write, _), answer in zip(its, answers, strict=True):
+                        if not isinstance(answer, NoAnswer):
+                            self._remove([write])
         except Exception:  # noqa: BLE001 - also a bug in a store: the writes stay pending
             self._books.store_errors += 1
             return False
         return True
-
-    async def _ask(
-        self,
-        operation: Callable[[_C], Awaitable[Sequence[object]]],
-        columns: type[_C],
-        due: Sequence[tuple[PendingWrite, object]],
-    ) -> None:
-        """Send those writes of *due* that *operation* takes, as *columns*."""
-        its = [(write, asked) for write, asked in due if isinstance(asked, columns.row)]
-        if its:
-            answers = await operation(columns.of([asked for _, asked in its]))
-            self._remove(
-                write
-                for (write, _), answer in zip(its, answers, strict=True)
-                if not isinstance(answer, NoAnswer)
-            )
 
     def _remove(self, pending_writes: Iterable[PendingWrite]) -> None:
         for write in pending_writes:

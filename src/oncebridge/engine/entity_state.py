@@ -23,7 +23,7 @@ from oncebridge.engine.leases import Lease, Leases
 from oncebridge.engine.memos import EntityState, why_incomparable
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import Verdict
-from oncebridge.stores.api import Busy, Claim, Release, Reply, Wants, folded
+from oncebridge.stores.api import Busy, Claim, NoAnswer, Release, Reply, Wants, folded
 
 _log = logging.getLogger("oncebridge")
 
@@ -165,13 +165,13 @@ class EntityStates(Struct, eq=False):
             fenced: list[BatchEntry] = []
             unanswered: list[BatchEntry] = []
             for entry, answer in zip(pending, answers, strict=True):
-                if answer is Reply.RELEASED or answer is Reply.FENCED:
-                    self.leases.discard([entry.entity_lease])
-                    entry.entity_lease = None
+                if isinstance(answer, NoAnswer):
+                    unanswered.append(entry)
+                    continue
+                self.leases.discard([entry.entity_lease])
+                entry.entity_lease = None
                 if answer is Reply.FENCED:
                     fenced.append(entry)
-                elif answer is not Reply.RELEASED:
-                    unanswered.append(entry)
             pending = fenced + unanswered
             if pending and now_s() >= ends:
                 self.books.registers_behind += len(pending)

@@ -162,11 +162,9 @@ class Steps:
             trip_hooks=self._trip_hooks,
         )
         if settings.rate:
-            from oncebridge.engine.shared_rate_limit import (  # noqa: PLC0415 - most have no rate
-                RateShare,
-            )
+            from oncebridge.engine import shared_rate_limit  # noqa: PLC0415 - most have no rate
 
-            self._sender.rate_share = RateShare(
+            self._sender.rate_share = shared_rate_limit.RateShare(
                 store,
                 route,
                 settings.rate,
