@@ -7,8 +7,8 @@ written. `try_conditions` checks that the server obeys this: Amazon S3 does, but
 accept the headers and ignore them.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import Any, Final
 from urllib.parse import unquote_plus
 
 from msgspec import Struct
@@ -55,13 +55,8 @@ class S3Bucket:
 
     async def read(self, name: str) -> StoredObject | None:
         """Return an object; None if there is none."""
-        try:
-            answer = await self._client.request("GET", self._root + name)
-        except AwsError as error:
-            if error.code == "NoSuchKey":
-                return None
-            raise
-        return StoredObject(answer.body, _etag(answer))
+        answer = await self._request("GET", name, {"NoSuchKey"})
+        return None if answer is None else StoredObject(answer.body, _etag(answer))
 
     async def write(self, name: str, body: bytes, before: str | None) -> str | None:
         """
@@ -70,29 +65,28 @@ class S3Bucket:
         Return the new ETag; None if another version is there.
         """
         condition = ("if-none-match", "*") if before is None else ("if-match", before)
-        try:
-            answer = await self._client.request(
-                "PUT", self._root + name, headers=[condition], body=body
-            )
-        except AwsError as error:
-            if error.code in _LOST:
-                return None
-            raise
-        return _etag(answer)
+        answer = await self._request("PUT", name, _LOST, headers=[condition], body=body)
+        return None if answer is None else _etag(answer)
 
     async def remove(self, name: str, etag: str) -> bool:
         """Remove the version *etag*; return False if it has changed."""
-        try:
-            await self._client.request("DELETE", self._root + name, headers=[("if-match", etag)])
-        except AwsError as error:
-            if error.code in _LOST:
-                return False
-            raise
-        return True
+        condition = ("if-match", etag)
+        return await self._request("DELETE", name, _LOST, headers=[condition]) is not None
 
     async def discard(self, name: str) -> None:
         """Remove an object without a condition; for objects that only this process uses."""
-        await self._client.request("DELETE", self._root + name)
+        await self._request("DELETE", name, ())
+
+    async def _request(
+        self, method: str, name: str, expected: Collection[str], **more: Any
+    ) -> ClientResponse | None:
+        """Return the response; None for an error with one of the *expected* codes."""
+        try:
+            return await self._client.request(method, self._root + name, **more)
+        except AwsError as error:
+            if error.code in expected:
+                return None
+            raise
 
     async def page(self, after: str, limit: int) -> ObjectPage:
         """Return about *limit* names that follow *after*, in order."""
