@@ -30,6 +30,8 @@ _CLOSE_S = 2.0
 _RETRIES: Final = 3  # after deadlocks and serialization failures
 _RETRYABLE = frozenset({"40001", "40P01"})
 _OUTDATED = frozenset({"26000", "42P05"})
+_LOST = frozenset({"57P01", "57P02", "57P03", "57P05", "40003"})
+"""The connection was lost, so that the result of the statement is not known."""
 _READ_ONLY = "25006"
 
 _ARRAYS: Final = [
@@ -215,9 +217,13 @@ class Pool:
         except asyncpg.PostgresError as error:
             if error.sqlstate == _READ_ONLY:  # it has become a standby, and so have the others
                 self._drop_idle()
-            is_outdated = _is_outdated(error)
-            self._settle(link, is_outdated or error.sqlstate == _READ_ONLY)
-            if is_outdated or _is_connection_loss(error):
+            state = error.sqlstate or ""
+            # The prepared statement does not exist any more, or was replaced.
+            is_outdated = state in _OUTDATED or isinstance(
+                error, asyncpg.InvalidCachedStatementError
+            )
+            self._settle(link, is_outdated or state == _READ_ONLY)
+            if is_outdated or state.startswith("08") or state in _LOST:
                 raise NoReply(f"{self.address.shown!r}: {_error_text(error)}") from error
             raise
         except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
@@ -285,17 +291,14 @@ class Pool:
         """Try the hosts; one that fails is tried last the next time, as time is limited."""
         why: NotConnected | None = None
         for host in [*self._hosts]:
-            is_good = False
             try:
-                link = await self._connect_to(host)
-                is_good = True
-                return link
-            except NotConnected as error:
+                return await self._connect_to(host)
+            except BaseException as error:
+                self._hosts.remove(host)
+                self._hosts.append(host)
+                if not isinstance(error, NotConnected):
+                    raise
                 why = error if why is None or isinstance(error, AccessRefused) else why
-            finally:
-                if not is_good:
-                    self._hosts.remove(host)
-                    self._hosts.append(host)
         assert why is not None  # noqa: S101 - there is always a host to try
         raise why
 
@@ -356,17 +359,6 @@ async def _close(connection: "asyncpg.Connection[Any]") -> None:
             await connection.close()
     except Exception:  # noqa: BLE001 - it is closed in any case
         connection.terminate()
-
-
-def _is_outdated(error: asyncpg.PostgresError) -> bool:
-    """Return True if a prepared statement does not exist any more, or was replaced."""
-    return error.sqlstate in _OUTDATED or isinstance(error, asyncpg.InvalidCachedStatementError)
-
-
-def _is_connection_loss(error: asyncpg.PostgresError) -> bool:
-    """Return True if the connection was lost, so that the result of the statement is not known."""
-    state = error.sqlstate or ""
-    return state.startswith("08") or state in ("57P01", "57P02", "57P03", "57P05", "40003")
 
 
 def _error_text(error: Exception) -> str:
