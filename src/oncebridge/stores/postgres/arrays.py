@@ -22,11 +22,11 @@ _BYTEA: Final = 17  # the numbers of the types
 _INT8: Final = 20
 _EMPTY: Final = Struct(">iiI")  # dimensions, whether there are NULLs, type of the elements
 _FRONT: Final = Struct(">iiIii")  # the same; how many, counted from
-_DIMENSION: Final = _FRONT.size - _EMPTY.size
 _SIZE: Final = Struct(">i")
 _NULL: Final = _SIZE.pack(-1)
 _NUMBER: Final = Struct(">iq")  # size and value
-_ONE_NUMBER: Final = Struct(">iiIiiiq")  # all of it, as most arrays of numbers have one
+_ONE_BYTES: Final = Struct(">iiIiii")  # all but the value, as most arrays have one
+_ONE_NUMBER: Final = Struct(">iiIiiiq")
 
 
 def claim_arrays(wants: Wants) -> tuple[Any, ...]:
@@ -56,17 +56,15 @@ def remember_arrays(memories: Memories) -> tuple[Any, ...]:
 def load_arrays(records: Sequence[Record]) -> tuple[Any, ...]:
     """Return records as the arrays that the function `load` takes."""
     keys, wholes = stored_keys([record.key for record in records])
+    numbers = ("until_ms", "keep_until_ms", "hard_until_ms", "attempts")
     return (
-        [record.until_ms for record in records],
-        [record.keep_until_ms for record in records],
-        [record.hard_until_ms for record in records],
-        [record.attempts for record in records],
+        *[[getattr(record, name) for record in records] for name in numbers],
         [record.fate or 0 for record in records],
         keys,
-        [record.token for record in records],
-        [record.generation for record in records],
-        [record.hash for record in records],
-        [record.memo for record in records],
+        *[
+            [getattr(record, name) for record in records]
+            for name in ("token", "generation", "hash", "memo")
+        ],
         wholes,
     )
 
@@ -104,6 +102,8 @@ def encode_bytes(values: Sequence[Any]) -> bytes:
     """Return bytes, or None for NULL, as an array of `bytea` in the server's binary format."""
     if not values:
         return _EMPTY.pack(0, 0, _BYTEA)
+    if len(values) == 1 and values[0] is not None:
+        return b"".join((_ONE_BYTES.pack(1, 0, _BYTEA, 1, 1, len(values[0])), values[0]))
     sizes = {None if value is None else len(value) for value in values}
     front = _FRONT.pack(1, None in sizes, _BYTEA, len(values), 1)
     if len(sizes) == 1 and None not in sizes:  # one value, and nearly all keys and memos
@@ -114,18 +114,6 @@ def encode_bytes(values: Sequence[Any]) -> bytes:
     return b"".join(pieces)
 
 
-def decode_bytes(data: bytes) -> list[bytes | None]:
-    """Return the elements of an array of `bytea` in the server's binary format."""
-    values: list[bytes | None] = []
-    at = _first_element(data)
-    while at < len(data):
-        (size,) = _SIZE.unpack_from(data, at)
-        at += _SIZE.size
-        values.append(None if size < 0 else data[at : at + size])
-        at += max(size, 0)
-    return values
-
-
 def encode_numbers(values: Sequence[int]) -> bytes:
     """Return an array of `bigint` in the server's binary format."""
     if len(values) == 1:
@@ -134,13 +122,3 @@ def encode_numbers(values: Sequence[int]) -> bytes:
         return _EMPTY.pack(0, 0, _INT8)
     front = _FRONT.pack(1, 0, _INT8, len(values), 1)
     return b"".join([front, *[_NUMBER.pack(8, value) for value in values]])
-
-
-def decode_numbers(data: bytes) -> list[int]:
-    """Return the elements of an array of `bigint`, none of them NULL."""
-    return [value for _, value in _NUMBER.iter_unpack(data[_first_element(data) :])]
-
-
-def _first_element(data: bytes) -> int:
-    dimensions, _, _ = _EMPTY.unpack_from(data)
-    return _EMPTY.size + int(dimensions) * _DIMENSION

@@ -19,8 +19,8 @@ from asyncpg.connect_utils import SessionAttribute
 from asyncpg.prepared_stmt import PreparedStatement
 
 from oncebridge.errors import ConfigError, OncebridgeError
-from oncebridge.stores.postgres import arrays
 from oncebridge.stores.postgres.address import Host, PostgresAddress
+from oncebridge.stores.postgres.arrays import encode_bytes, encode_numbers
 
 _T = TypeVar("_T")
 
@@ -49,11 +49,8 @@ _ARRAYS: Final = [
 ]
 """Types that the driver would otherwise query on every connection. It sets `jit` for that, which a
 pooler may apply to another client's session. These numbers never change."""
-_CODECS: Final = (
-    (1001, "_bytea", arrays.encode_bytes, arrays.decode_bytes),
-    (1016, "_int8", arrays.encode_numbers, arrays.decode_numbers),
-)
-"""Types that we encode ourselves; they are scalars for the driver."""
+_CODECS: Final = ((1001, "_bytea", encode_bytes), (1016, "_int8", encode_numbers))
+"""Types that we encode ourselves; they are scalars for the driver. No statement returns them."""
 
 
 class NotConnected(OncebridgeError):
@@ -336,9 +333,9 @@ class Pool:
             raise NotConnected(f"{what}{_error_text(error)}") from error
         settings: Any = connection.get_settings()
         with suppress(AttributeError, TypeError):  # then the driver encodes them, which is slower
-            for oid, name, encode, decode in _CODECS:
+            for oid, name, encode in _CODECS:
                 settings.add_python_codec(
-                    oid, name, "pg_catalog", (), "scalar", encode, decode, "binary"
+                    oid, name, "pg_catalog", (), "scalar", encode, bytes, "binary"
                 )
         with suppress(AttributeError, KeyError, TypeError):  # then the driver queries them
             settings.register_data_types(_ARRAYS)  # last, as the codec above discards them

@@ -27,7 +27,8 @@ CREATE TABLE IF NOT EXISTS @records@ (
 --
 -- Arrays are parallel, with one element per item, or one element that applies to all items; keys
 -- always has all. An empty array means none. The memos of commits and releases may be NULL.
--- told is the time, if a test sets it.
+-- told is the time, if a test sets it. An operation returns (part, verdict) only for items with
+-- another result than the usual one; the comments below have the numbers of those results.
 
 CREATE OR REPLACE FUNCTION @now@(told bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(told, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)
@@ -243,17 +244,12 @@ BEGIN
 END
 $$;
 
--- Commit. Returns only the items that were not committed now: 1 already, 2 fenced.
+-- Commit: 1 already, 2 fenced.
 CREATE OR REPLACE FUNCTION @commit@(
     keys bytea[], generations bytea[], fates bigint[], windows bigint[], hards bigint[],
     memos bytea[], told bigint
-) RETURNS TABLE (part integer, verdict integer)
-LANGUAGE plpgsql VOLATILE @settings@
-AS $$
-#variable_conflict use_column
-DECLARE
-    now_ms      bigint := @now@(told);
-    memo_of_all bytea  := CASE WHEN cardinality(memos) = 1 THEN memos[1] END;
+) @operation@
+    memo_of_all bytea := CASE WHEN cardinality(memos) = 1 THEN memos[1] END;
     done        integer[];
 BEGIN
     WITH changed AS (
@@ -289,20 +285,14 @@ BEGIN
 END
 $$;
 
--- Commits and releases, where those with the same item number are written together or not at all.
--- Returns only the items that were not written: 1 a key was committed already, 2 a key or a register
--- belongs to another worker now.
+-- Commits and releases, where those with the same item number are written together or not at all:
+-- 1 a key was committed already, 2 a key or a register belongs to another worker now.
 CREATE OR REPLACE FUNCTION @settle@(
     commit_items bigint[], release_items bigint[],
     release_keys bytea[], tokens bytea[], delays bigint[], keeps bigint[], release_memos bytea[],
     unsents bigint[], commit_keys bytea[], generations bytea[], fates bigint[], windows bigint[],
     hards bigint[], commit_memos bytea[], told bigint
-) RETURNS TABLE (part integer, verdict integer)
-LANGUAGE plpgsql VOLATILE @settings@
-AS $$
-#variable_conflict use_column
-DECLARE
-    now_ms  bigint;
+) @operation@
     refused integer[] := '{}';
 BEGIN
     PERFORM FROM @records@ AS r WHERE r.key = ANY (commit_keys || release_keys)
@@ -351,18 +341,12 @@ BEGIN
 END
 $$;
 
--- Release. Returns only the items that were not released: 1 fenced. unsents is 1 for an attempt that
--- does not count.
+-- Release: 1 fenced. unsents is 1 for an attempt that does not count.
 CREATE OR REPLACE FUNCTION @release@(
     keys bytea[], tokens bytea[], delays bigint[], keeps bigint[], memos bytea[],
     unsents bigint[], told bigint
-) RETURNS TABLE (part integer, verdict integer)
-LANGUAGE plpgsql VOLATILE @settings@
-AS $$
-#variable_conflict use_column
-DECLARE
-    now_ms      bigint := @now@(told);
-    memo_of_all bytea  := CASE WHEN cardinality(memos) = 1 THEN memos[1] END;
+) @operation@
+    memo_of_all bytea := CASE WHEN cardinality(memos) = 1 THEN memos[1] END;
 BEGIN
     RETURN QUERY
     WITH changed AS (
@@ -384,15 +368,10 @@ BEGIN
 END
 $$;
 
--- Extend. Returns only the items that were not extended: 1 fenced.
+-- Extend: 1 fenced.
 CREATE OR REPLACE FUNCTION @extend@(
     keys bytea[], tokens bytea[], leases bigint[], told bigint
-) RETURNS TABLE (part integer, verdict integer)
-LANGUAGE plpgsql VOLATILE @settings@
-AS $$
-#variable_conflict use_column
-DECLARE
-    now_ms bigint := @now@(told);
+) @operation@
 BEGIN
     RETURN QUERY
     WITH changed AS (
@@ -412,16 +391,11 @@ BEGIN
 END
 $$;
 
--- Remember. Returns only the items that were not remembered: 1 known. Known rows are not locked.
+-- Remember: 1 known. Known rows are not locked.
 CREATE OR REPLACE FUNCTION @remember@(
     keys bytea[], generations bytea[], fates bigint[], windows bigint[], hashes bytea[],
     memos bytea[], wholes bytea[], told bigint
-) RETURNS TABLE (part integer, verdict integer)
-LANGUAGE plpgsql VOLATILE @settings@
-AS $$
-#variable_conflict use_column
-DECLARE
-    now_ms bigint := @now@(told);
+) @operation@
 BEGIN
     RETURN QUERY
     WITH changed AS (
@@ -451,17 +425,12 @@ BEGIN
 END
 $$;
 
--- Load records of another store. Returns only the items that were not written: 1 known.
+-- Load records of another store: 1 known.
 CREATE OR REPLACE FUNCTION @load@(
     untils bigint[], keep_untils bigint[], hard_untils bigint[], attempts bigint[],
     fates bigint[], keys bytea[], tokens bytea[], generations bytea[], hashes bytea[],
     memos bytea[], wholes bytea[], told bigint
-) RETURNS TABLE (part integer, verdict integer)
-LANGUAGE plpgsql VOLATILE @settings@
-AS $$
-#variable_conflict use_column
-DECLARE
-    now_ms bigint := @now@(told);
+) @operation@
 BEGIN
     RETURN QUERY
     WITH changed AS (

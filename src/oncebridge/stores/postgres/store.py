@@ -263,8 +263,9 @@ class PostgresStore:
         gone: set[bytes] = set()
         stored, _ = stored_keys([*keys])
         for at in range(0, len(keys), _CHUNK):
-            ((done,),) = await self._call("forget", stored[at : at + _CHUNK])
-            gone.update(done)
+            done = f"unnest({self.layout.named('forget')}($1, $2))"
+            some = stored[at : at + _CHUNK]
+            gone |= {key for (key,) in await self._ask(f"SELECT {done}", some, self._test_time())}
         return [key in gone for key in stored]
 
     async def purge(self, limit: int = 1000) -> int:
