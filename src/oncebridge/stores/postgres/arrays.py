@@ -11,6 +11,8 @@ from hashlib import sha256
 from struct import Struct
 from typing import Any, Final, TypeVar
 
+from msgspec.structs import astuple
+
 from oncebridge.stores.api import Column, Columns, Memories, Record, Wants
 
 _T = TypeVar("_T")
@@ -44,8 +46,8 @@ def claim_arrays(wants: Wants) -> tuple[Any, ...]:
 
 def arrays(batch: Columns[Any]) -> tuple[Any, ...]:
     """Return a batch as the arrays that the function for it takes: one per field, in order."""
-    columns = [getattr(batch, name) for name in batch.__struct_fields__[1:]]
-    return stored_keys(batch.keys)[0], *map(as_array, columns)
+    keys, *columns = astuple(batch)
+    return stored_keys(keys)[0], *map(as_array, columns)
 
 
 def remember_arrays(memories: Memories) -> tuple[Any, ...]:

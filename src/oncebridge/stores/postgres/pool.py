@@ -81,10 +81,9 @@ class Link:
         self._is_direct: bool | None = None
         self.statements: dict[str, PreparedStatement[Any]] = {}
 
-    async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[Any]:  # noqa: ASYNC109 - the driver's
+    async def fetch(self, query: str, *args: Any) -> list[Any]:
         """Run a statement; one round trip, except for the first time."""
-        statement = self.statements.get(query) or await self.prepared(query)
-        return await statement.fetch(*args, timeout=timeout)
+        return await (await self.prepared(query)).fetch(*args)
 
     async def prepared(self, query: str) -> "PreparedStatement[Any]":
         if query not in self.statements:
@@ -140,13 +139,14 @@ class Pool:
         # Usually a connection is idle and has prepared it; then the driver alone limits the time.
         left, seconds, loop = None, self._timeout_s, asyncio.get_running_loop()
         link = None if self._loop is not loop or self._slots.locked() else self._idle_link()
-        if link is not None and query not in link.statements:
+        statement = link.statements.get(query) if link is not None else None
+        if link is not None and statement is None:
             self._idle.append(link)
-        elif link is not None:
+        elif link is not None and statement is not None:
             ends_s = loop.time() + seconds
             await self._slots.acquire()  # at once, as one is free
             try:
-                return await self._run_on(link, lambda _: link.fetch(query, *args, timeout=seconds))
+                return await self._run_on(link, statement.fetch(*args, timeout=seconds))
             except TimeoutError:
                 raise NoReply(f"{self.address.shown!r}: no answer within {seconds:g}s") from None
             except NoReply:  # it was lost since it was last used
@@ -200,7 +200,7 @@ class Pool:
                 link = await self._connect()
             stage.missing, stage.is_sent = "no answer", True
             try:
-                return await self._run_on(link, work)
+                return await self._run_on(link, work(link))
             except asyncpg.PostgresError as error:
                 if error.sqlstate not in _RETRYABLE or not left:
                     raise
@@ -208,9 +208,9 @@ class Pool:
             link = self._idle_link()
         raise AssertionError  # the last time returns or raises
 
-    async def _run_on(self, link: Link, work: Callable[[Link], Awaitable[_T]]) -> _T:
+    async def _run_on(self, link: Link, work: Awaitable[_T]) -> _T:
         try:
-            done = await work(link)
+            done = await work
         except asyncpg.PostgresError as error:
             if error.sqlstate == _READ_ONLY:  # it has become a standby, and so have the others
                 self._drop_idle()

@@ -340,14 +340,14 @@ class PostgresStore:
     def _test_time(self) -> int | None:
         return None if self._clock is None else self._clock()
 
-    async def _call(self, name: str, *args: Any) -> list[Any]:
+    def _call(self, name: str, *args: Any) -> Awaitable[list[Any]]:
         """Call one of our functions; its last argument is the time, if a test sets it."""
         query = self._calls.get(name)
         if query is None:
             numbers = ", ".join(f"${number}" for number in range(1, len(args) + 2))
             query = f"SELECT * FROM {self.layout.named(name)}({numbers})"  # noqa: S608 - our own names, quoted
             self._calls[name] = query
-        return await self._ask(query, *args, self._test_time())
+        return self._ask(query, *args, self._test_time())
 
     async def _ask(self, query: str, *args: Any) -> list[Any]:
         try:
