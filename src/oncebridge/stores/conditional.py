@@ -177,7 +177,8 @@ class ConditionalStore:
         held = [at for at, row in enumerate(rows) if row and row[3] == generations[at]]
         if held:
             ours = [rows[at] for at in held]
-            done = _done(commits.select(held), ours, self._backend.now_ms())
+            some = commits if len(held) == len(commits) else commits.select(held)
+            done = _done(some, ours, self._backend.now_ms())
             written = await self._backend.write(done, [row[0] for row in ours])
             for at, version in zip(held, written, strict=True):
                 found[at] = version

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import astuple
 
-from oncebridge.stores.api import Column, Columns, Memories, Record, Wants
+from oncebridge.stores.api import Column, Columns, Wants
 
 _T = TypeVar("_T")
 
@@ -48,27 +48,6 @@ def arrays(batch: Columns[Any]) -> tuple[Any, ...]:
     """Return a batch as the arrays that the function for it takes: one per field, in order."""
     keys, *columns = astuple(batch)
     return stored_keys(keys)[0], *map(as_array, columns)
-
-
-def remember_arrays(memories: Memories) -> tuple[Any, ...]:
-    """Return memories as the arrays that the function `remember` takes."""
-    return *arrays(memories), stored_keys(memories.keys)[1]
-
-
-def load_arrays(records: Sequence[Record]) -> tuple[Any, ...]:
-    """Return records as the arrays that the function `load` takes."""
-    keys, wholes = stored_keys([record.key for record in records])
-    numbers = ("until_ms", "keep_until_ms", "hard_until_ms", "attempts")
-    return (
-        *[[getattr(record, name) for record in records] for name in numbers],
-        [record.fate or 0 for record in records],
-        keys,
-        *[
-            [getattr(record, name) for record in records]
-            for name in ("token", "generation", "hash", "memo")
-        ],
-        wholes,
-    )
 
 
 def as_array(column: Column[_T]) -> list[_T]:

@@ -391,68 +391,39 @@ BEGIN
 END
 $$;
 
--- Remember: 1 known. Known rows are not locked.
-CREATE OR REPLACE FUNCTION @remember@(
-    keys bytea[], generations bytea[], fates bigint[], windows bigint[], hashes bytea[],
-    memos bytea[], wholes bytea[], told bigint
+-- Remember, or load records of another store: 1 known. Known rows are not locked. The times of what
+-- is remembered start now, and it also replaces free rows, which keep their attempts and generation.
+CREATE OR REPLACE FUNCTION @put@(
+    remembered boolean, keys bytea[], tokens bytea[], generations bytea[], untils bigint[],
+    attempts bigint[], hashes bytea[], fates bigint[], memos bytea[], hard_untils bigint[],
+    keep_untils bigint[], wholes bytea[], told bigint
 ) @operation@
+    start bigint := CASE WHEN remembered THEN now_ms ELSE 0 END;
 BEGIN
     RETURN QUERY
     WITH changed AS (
         INSERT INTO @records@ AS r
-        SELECT now_ms + a.kept, now_ms + a.kept, 0, 0, coalesce(fates[a.i], fates[1]), a.key, '',
+        SELECT start + coalesce(untils[a.i], untils[1]),
+            start + coalesce(keep_untils[a.i], keep_untils[1]),
+            coalesce(hard_untils[a.i], hard_untils[1]), coalesce(attempts[a.i], attempts[1]),
+            coalesce(fates[a.i], fates[1]), a.key, coalesce(tokens[a.i], tokens[1]),
             coalesce(generations[a.i], generations[1]), coalesce(hashes[a.i], hashes[1]),
             coalesce(memos[a.i], memos[1]), coalesce(wholes[a.i], '')
         FROM (
-            SELECT u.key, u.i::integer AS i, coalesce(windows[u.i::integer], windows[1]) AS kept
-            FROM unnest(keys) WITH ORDINALITY AS u(key, i)
+            SELECT u.key, u.i::integer AS i FROM unnest(keys) WITH ORDINALITY AS u(key, i)
         ) AS a
         WHERE NOT EXISTS (
-            SELECT FROM @records@ AS k WHERE k.key = a.key AND k.until_ms > now_ms
-        )
-        ORDER BY a.key
-        ON CONFLICT (key) DO UPDATE
-        SET until_ms = excluded.until_ms, keep_until_ms = excluded.keep_until_ms,
-            hard_until_ms = 0, fate = excluded.fate, token = '', hash = excluded.hash,
-            memo = excluded.memo,
-            attempts = CASE WHEN r.fate = 0 THEN r.attempts ELSE 0 END,
-            generation = CASE WHEN r.fate = 0 THEN r.generation ELSE excluded.generation END
-        WHERE r.until_ms <= @now@(told)
-        RETURNING r.key
-    )
-    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i
-    WHERE keys[i] NOT IN (SELECT key FROM changed);
-END
-$$;
-
--- Load records of another store: 1 known.
-CREATE OR REPLACE FUNCTION @load@(
-    untils bigint[], keep_untils bigint[], hard_untils bigint[], attempts bigint[],
-    fates bigint[], keys bytea[], tokens bytea[], generations bytea[], hashes bytea[],
-    memos bytea[], wholes bytea[], told bigint
-) @operation@
-BEGIN
-    RETURN QUERY
-    WITH changed AS (
-        INSERT INTO @records@ AS r
-        SELECT a.until, a.keep_until, a.hard_until, a.attempts, a.fate, a.key, a.token,
-            a.generation, a.hash, a.memo, coalesce(a.whole, '')
-        FROM unnest(
-            untils, keep_untils, hard_untils, attempts, fates, keys, tokens, generations, hashes,
-            memos, wholes
-        ) AS a(until, keep_until, hard_until, attempts, fate, key, token, generation, hash, memo,
-            whole)
-        WHERE NOT EXISTS (
             SELECT FROM @records@ AS k
-            WHERE k.key = a.key AND (k.fate = 0 OR k.until_ms > now_ms)
+            WHERE k.key = a.key AND (k.until_ms > now_ms OR (k.fate = 0 AND NOT remembered))
         )
         ORDER BY a.key
         ON CONFLICT (key) DO UPDATE
         SET until_ms = excluded.until_ms, keep_until_ms = excluded.keep_until_ms,
-            hard_until_ms = excluded.hard_until_ms, attempts = excluded.attempts,
-            fate = excluded.fate, token = excluded.token, generation = excluded.generation,
-            hash = excluded.hash, memo = excluded.memo
-        WHERE r.fate <> 0 AND r.until_ms <= @now@(told)
+            hard_until_ms = excluded.hard_until_ms, fate = excluded.fate, token = excluded.token,
+            hash = excluded.hash, memo = excluded.memo,
+            attempts = CASE WHEN r.fate = 0 THEN r.attempts ELSE excluded.attempts END,
+            generation = CASE WHEN r.fate = 0 THEN r.generation ELSE excluded.generation END
+        WHERE r.until_ms <= @now@(told) AND (r.fate <> 0 OR remembered)
         RETURNING r.key
     )
     SELECT i, 1 FROM generate_subscripts(keys, 1) AS i

@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 import asyncpg
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncebridge.base.clock import Clock
 from oncebridge.base.options import Doc
@@ -50,14 +51,9 @@ from oncebridge.stores.api import (
     Reply,
     Wants,
 )
+from oncebridge.stores.conditional import Records, mapped
 from oncebridge.stores.postgres.address import PostgresAddress, read_address
-from oncebridge.stores.postgres.arrays import (
-    arrays,
-    claim_arrays,
-    load_arrays,
-    remember_arrays,
-    stored_keys,
-)
+from oncebridge.stores.postgres.arrays import arrays, claim_arrays, stored_keys
 from oncebridge.stores.postgres.checks import check_server, check_table, migrate
 from oncebridge.stores.postgres.pool import AccessRefused, NoReply, NotConnected, Pool
 from oncebridge.stores.postgres.schema import Layout, checked_names, choose
@@ -65,7 +61,7 @@ from oncebridge.stores.postgres.writers import Settling
 
 _T = TypeVar("_T")
 _Chunk = TypeVar("_Chunk", bound=Sized)
-_Batch = TypeVar("_Batch", Wants, Commits, Releases, Extensions, Memories)
+_Batch = TypeVar("_Batch", Wants, Commits, Releases, Extensions, Records)
 
 _VERSION: Final = 2
 _RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
@@ -227,11 +223,22 @@ class PostgresStore:
         return await self._change("extend", arrays, _split(extensions), _EXTENDED)
 
     async def remember(self, memories: Memories) -> list[RememberAnswer]:
-        return await self._change("remember", remember_arrays, _split(memories), _REMEMBERED)
+        asked, ends = memories, memories.window_ms
+        fate: Any = asked.fate
+        records = Records(
+            asked.keys, b"", asked.generation, ends, 0, asked.hash, fate, asked.memo, 0, ends
+        )
+        return await self._put(records, remembered=True)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        chunks = [records[at : at + _CHUNK] for at in range(0, len(records), _CHUNK)]
-        return await self._change("load", load_arrays, chunks, _REMEMBERED)
+        return await self._put(Records.of(records), remembered=False)
+
+    async def _put(self, records: Records, *, remembered: bool) -> list[RememberAnswer]:
+        def arguments(some: Records) -> tuple[Any, ...]:
+            some = replace(some, fate=mapped(lambda fate: fate or 0, some.fate))
+            return remembered, *arrays(some), stored_keys(some.keys)[1]
+
+        return await self._change("put", arguments, _split(records), _REMEMBERED)
 
     async def _change(
         self,
