@@ -65,13 +65,6 @@ class NoReply(OncebridgeError):
     """A statement was sent, and then the connection was lost or the time was over."""
 
 
-class _Stage:
-    """The progress of a call, for the error message after a timeout."""
-
-    missing = "all connections were in use, and none came free"
-    is_sent = False
-
-
 class Link:
     """One connection."""
 
@@ -175,37 +168,30 @@ class Pool:
         """
         self._use_running_loop()
         seconds = self._timeout_s if within is None else within.total_seconds()
-        stage = _Stage()
+        missing, is_sent = "all connections were in use, and none came free", False
         try:
             async with asyncio.timeout(seconds), self._slots:
                 link = self._idle_link()
-                if link is not None:
+                for left in range(_RETRIES, -1, -1):
+                    was_idle = link is not None
+                    if link is None:
+                        missing = "no connection"
+                        link = await self._connect()
+                    missing, is_sent = "no answer", True
                     try:
-                        return await self._run_with_retries(link, work, stage)
+                        return await self._run_on(link, work(link))
                     except NoReply:
-                        if not repeatable:
+                        if not (was_idle and repeatable and left):
                             raise
-                    stage.is_sent = False
-                return await self._run_with_retries(None, work, stage)
+                        link = None
+                    except asyncpg.PostgresError as error:
+                        if error.sqlstate not in _RETRYABLE or not left:
+                            raise
+                        link = self._idle_link()
+                    is_sent = False
         except TimeoutError:
-            what = f"{self.address.shown!r}: {stage.missing} within {seconds:g}s"
-            raise (NoReply if stage.is_sent else NotConnected)(what) from None
-
-    async def _run_with_retries(
-        self, link: Link | None, work: Callable[[Link], Awaitable[_T]], stage: "_Stage"
-    ) -> _T:
-        for left in range(_RETRIES, -1, -1):
-            if link is None:
-                stage.missing = "no connection"
-                link = await self._connect()
-            stage.missing, stage.is_sent = "no answer", True
-            try:
-                return await self._run_on(link, work(link))
-            except asyncpg.PostgresError as error:
-                if error.sqlstate not in _RETRYABLE or not left:
-                    raise
-            stage.is_sent = False
-            link = self._idle_link()
+            what = f"{self.address.shown!r}: {missing} within {seconds:g}s"
+            raise (NoReply if is_sent else NotConnected)(what) from None
         raise AssertionError  # the last time returns or raises
 
     async def _run_on(self, link: Link, work: Awaitable[_T]) -> _T:
