@@ -7,7 +7,7 @@ written. `try_conditions` checks that the server obeys this: Amazon S3 does, but
 accept the headers and ignore them.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any, Final
 from urllib.parse import unquote_plus
 
@@ -32,13 +32,6 @@ class StoredObject(Struct, frozen=True, gc=False):
 
     body: bytes
     etag: str
-
-
-class ObjectPage(Struct, frozen=True):
-    """A page of the listing."""
-
-    names: Sequence[str]
-    is_truncated: bool
 
 
 class S3Bucket:
@@ -88,8 +81,8 @@ class S3Bucket:
                 return None
             raise
 
-    async def page(self, after: str, limit: int) -> ObjectPage:
-        """Return about *limit* names that follow *after*, in order."""
+    async def page(self, after: str, limit: int) -> tuple[list[str], str]:
+        """Return about *limit* names that follow *after*, and the last if there are more; else ""."""
         query = [("list-type", "2"), ("max-keys", str(min(limit, _MOST_LISTED)))]
         query += [("encoding-type", "url")]  # XML cannot hold every name
         query += [("prefix", self._prefix)] if self._prefix else []
@@ -104,9 +97,8 @@ class S3Bucket:
             raise Unclear("the response does not say whether the list of objects is complete")
         if not all(names) or (is_truncated == "true" and not names):
             raise Unclear("the response lists objects without their names")
-        return ObjectPage(
-            [name.removeprefix(self._prefix) for name in names], is_truncated == "true"
-        )
+        names = [name.removeprefix(self._prefix) for name in names]
+        return names, names[-1] if is_truncated == "true" else ""
 
     async def keeps_versions(self) -> bool | None:
         """Return whether the bucket keeps old versions; None if reading that is not allowed."""

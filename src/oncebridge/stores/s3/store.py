@@ -39,6 +39,7 @@ from oncebridge.stores.api import (
     ClaimAnswer,
     ClaimAnswers,
     Column,
+    Fate,
     NoAnswer,
     Record,
     Wants,
@@ -125,9 +126,10 @@ class _ObjectBackend:
         return await _at_once(self._read, map(_name, keys))
 
     async def write(self, records: Records, before: Column[str | None]) -> list[Any]:
-        bodies = map(self._body, records, encode_records(records, records.keys))
-        names, expected = map(_name, records.keys), spread(before, len(records))
-        return await _at_once(self._bucket.write, names, bodies, expected)
+        names, count = map(_name, records.keys), len(records)
+        keeps, fates = spread(records.keep_until_ms, count), spread(records.fate, count)
+        bodies = map(self._body, encode_records(records, records.keys), keeps, fates)
+        return await _at_once(self._bucket.write, names, bodies, spread(before, count))
 
     async def write_together(
         self, records: Records, before: Column[VersionedRecord | None], sizes: Sequence[int]
@@ -149,11 +151,11 @@ class _ObjectBackend:
         found = await self._bucket.read(name)
         return None if found is None else VersionedRecord(_record(found.body), found.etag)
 
-    def _body(self, record: Record, body: bytes) -> bytes:
-        keep_ms = record.keep_until_ms - self.now_ms()
+    def _body(self, body: bytes, keep_until_ms: int, fate: Fate | None) -> bytes:
+        keep_ms = keep_until_ms - self.now_ms()
         if self.rule_ms is None or keep_ms <= self.rule_ms:
             return body
-        if keep_ms < _YEAR_MS and record.fate is not None and not self._has_warned:
+        if keep_ms < _YEAR_MS and fate is not None and not self._has_warned:
             self._has_warned = True
             extra = {"rule_days": self.rule_ms // _DAY_MS, "window_days": keep_ms // _DAY_MS + 1}
             _log.warning("oncebridge.s3_window_outlives_rule", extra=extra)
@@ -312,16 +314,16 @@ class S3Store(ConditionalStore):
     async def _read_page(self, after: str, limit: int) -> tuple[list[VersionedRecord], str]:
         """Return the next objects, and the name to continue after; empty at the end."""
         try:
-            page = await self._bucket.page(after, limit)
+            names, following = await self._bucket.page(after, limit)
         except (AwsError, NotSent, Unclear) as error:
             raise StoreUnavailable(f"S3: {error}") from None
         entries: list[VersionedRecord] = []
-        for entry in await self._objects.read_names(page.names):
+        for entry in await self._objects.read_names(names):
             if isinstance(entry, NoAnswer):
                 raise StoreUnavailable(entry.reason)
             if entry is not None:
                 entries.append(entry)
-        return entries, page.names[-1] if page.names and page.is_truncated else ""
+        return entries, following
 
     # --- at the start -------------------------------------------------------------------
 
