@@ -16,7 +16,7 @@ its lease has been over for that long.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, chain, repeat
+from itertools import accumulate
 from operator import add
 from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, cast
 
@@ -43,6 +43,7 @@ from oncebridge.stores.api import (
     RememberAnswer,
     Reply,
     Wants,
+    for_each_key,
     spread,
 )
 
@@ -370,14 +371,9 @@ def places_of(sizes: Sequence[int]) -> list[range]:
 
 def _first_attempts(wants: Wants, now_ms: int) -> Records:
     """Return the records of *wants*, if their keys have none yet."""
-
-    def per_key(column: Column[_V]) -> Column[_V]:
-        if wants.sizes is None or not isinstance(column, list):
-            return column
-        return [*chain.from_iterable(map(repeat, column, wants.sizes))]
-
-    until = per_key(mapped(now_ms.__add__, wants.lease_ms))
-    keep = per_key(wants.keep_ms)
+    sizes = wants.sizes
+    until = for_each_key(mapped(now_ms.__add__, wants.lease_ms), sizes)
+    keep = for_each_key(wants.keep_ms, sizes)
     if isinstance(until, list) or isinstance(keep, list):
         count = len(wants.keys)
         keep_until: Column[int] = [*map(add, spread(until, count), spread(keep, count))]
@@ -385,13 +381,13 @@ def _first_attempts(wants: Wants, now_ms: int) -> Records:
         keep_until = until + keep
     return Records(
         wants.keys,
-        per_key(wants.token),
-        per_key(wants.generation),
+        for_each_key(wants.token, sizes),
+        for_each_key(wants.generation, sizes),
         until,
         1,
         wants.hash,
         None,
-        per_key(wants.memo),
+        for_each_key(wants.memo, sizes),
         0,
         keep_until,
     )

@@ -6,14 +6,14 @@ encoded here, in the server's binary format. The driver can do that too, but che
 element whether it is an array, which takes most of the time.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from struct import Struct
 from typing import Any, Final, TypeVar
 
 from msgspec.structs import astuple
 
-from oncebridge.stores.api import Column, Columns, Wants
+from oncebridge.stores.api import Column, Columns, Wants, for_each_key
 
 _T = TypeVar("_T")
 
@@ -34,10 +34,10 @@ _ONE_NUMBER: Final = Struct(">iiIiiiq")
 def claim_arrays(wants: Wants) -> tuple[Any, ...]:
     """Return claims as the arrays that the function `claim` takes."""
     sizes, lasts = wants.sizes, list[int]()
-    columns: Iterable[Column[Any]]
+    columns: Sequence[Column[Any]]
     columns = wants.token, wants.generation, wants.lease_ms, wants.keep_ms, wants.memo
     if sizes is not None:
-        columns = [_per_key(column, sizes) for column in columns]
+        columns = [for_each_key(column, sizes) for column in columns]
         for size in sizes:
             lasts += [len(lasts) + size] * size
     keys, wholes = stored_keys(wants.keys)
@@ -70,13 +70,6 @@ def stored_keys(keys: list[bytes]) -> tuple[list[bytes], list[bytes]]:
         ],
         [key if len(key) > _LONGEST_KEY else b"" for key in keys],
     )
-
-
-def _per_key(column: Column[_T], sizes: Sequence[int]) -> list[_T]:
-    """Return a column with one value per event as one with a value per key."""
-    if not isinstance(column, list):
-        return [column]
-    return [value for value, size in zip(column, sizes, strict=True) for _ in range(size)]
 
 
 def encode_bytes(values: Sequence[Any]) -> bytes:

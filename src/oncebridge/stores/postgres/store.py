@@ -161,7 +161,7 @@ class PostgresStore:
     # --- setting up --------------------------------------------------------------------
 
     async def open(self) -> None:
-        await _opened(self._check)
+        await _opened(self._check())
 
     async def _check(self) -> None:
         await self.pool.run(lambda link: check_server(link, self.pool))
@@ -169,7 +169,7 @@ class PostgresStore:
 
     async def migrate(self) -> list[str]:
         """Create or update the table; safe to repeat, and for several processes at once."""
-        return await _opened(lambda: migrate(self.pool, self.layout))
+        return await _opened(migrate(self.pool, self.layout))
 
     def migration_sql(self) -> str:
         """Return the SQL that `migrate` runs."""
@@ -425,10 +425,10 @@ def _record(row: Any) -> Record:
 # --- errors --------------------------------------------------------------------------------
 
 
-async def _opened(work: Callable[[], Awaitable[_T]]) -> _T:
+async def _opened(work: Awaitable[_T]) -> _T:
     """Do *work* of the start; raise `ConfigError` if an operator has to change something."""
     try:
-        return await work()
+        return await work
     except AccessRefused as error:
         raise ConfigError("", str(error)) from error
     except (NotConnected, NoReply, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
