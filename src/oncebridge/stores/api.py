@@ -340,13 +340,6 @@ def spread(column: Column[_V], count: int) -> list[_V]:
     return column if isinstance(column, list) else [column] * count
 
 
-def for_each_key(column: Column[_V], sizes: Sequence[int] | None) -> Column[_V]:
-    """Return a column with one value per event as one with a value per key."""
-    if sizes is None or not isinstance(column, list):
-        return column
-    return [value for value, size in zip(column, sizes, strict=True) for _ in range(size)]
-
-
 def _at(column: Column[_V], at: int) -> _V:
     return column[at] if isinstance(column, list) else column
 

@@ -18,7 +18,7 @@ its lease has been over for that long.
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import add
-from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, Final, Protocol, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -43,7 +43,6 @@ from oncebridge.stores.api import (
     RememberAnswer,
     Reply,
     Wants,
-    for_each_key,
     spread,
 )
 
@@ -123,7 +122,7 @@ class ConditionalStore:
     """
     The operations of a store over *backend*.
 
-    Inherit this and write `open`, `scan`, `purge` and `aclose`.
+    Inherit this and `Portable`, and write `open`, `scan`, `purge` and `aclose`.
     """
 
     def __init__(self, backend: ConditionalBackend, *, margin_ms: int = 0) -> None:
@@ -131,23 +130,6 @@ class ConditionalStore:
         self._margin_ms = margin_ms
         self._held: dict[bytes, tuple[Any, ...]] = {}
         """What this process wrote last for each key that it holds: the version, then the record."""
-
-    async def open(self) -> None:
-        """Connect; see `oncebridge.stores.api.Store`."""
-
-    async def aclose(self) -> None:
-        """Close connections."""
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.open()
-        except BaseException:
-            await self.aclose()
-            raise
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
     async def now_ms(self) -> int:
         return self._backend.now_ms()
@@ -371,9 +353,8 @@ def places_of(sizes: Sequence[int]) -> list[range]:
 
 def _first_attempts(wants: Wants, now_ms: int) -> Records:
     """Return the records of *wants*, if their keys have none yet."""
-    sizes = wants.sizes
-    until = for_each_key(mapped(now_ms.__add__, wants.lease_ms), sizes)
-    keep = for_each_key(wants.keep_ms, sizes)
+    until = wants.by_key(mapped(now_ms.__add__, wants.lease_ms))
+    keep = wants.by_key(wants.keep_ms)
     if isinstance(until, list) or isinstance(keep, list):
         count = len(wants.keys)
         keep_until: Column[int] = [*map(add, spread(until, count), spread(keep, count))]
@@ -381,13 +362,13 @@ def _first_attempts(wants: Wants, now_ms: int) -> Records:
         keep_until = until + keep
     return Records(
         wants.keys,
-        for_each_key(wants.token, sizes),
-        for_each_key(wants.generation, sizes),
+        wants.by_key(wants.token),
+        wants.by_key(wants.generation),
         until,
         1,
         wants.hash,
         None,
-        for_each_key(wants.memo, sizes),
+        wants.by_key(wants.memo),
         0,
         keep_until,
     )

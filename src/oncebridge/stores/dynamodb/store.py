@@ -29,7 +29,7 @@ from oncebridge.aws.options import AwsStoreOptions
 from oncebridge.base.clock import Clock
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError, StoreUnavailable
-from oncebridge.stores.api import Record
+from oncebridge.stores.api import Portable, Record
 from oncebridge.stores.aws_time import AwsTime
 from oncebridge.stores.conditional import ConditionalStore, Records
 from oncebridge.stores.dynamodb.table import DynamoDBTable, advice, decoded
@@ -86,7 +86,7 @@ class DynamoDBOptions(AwsStoreOptions, frozen=True, kw_only=True):
     ] = 32
 
 
-class DynamoDBStore(ConditionalStore):
+class DynamoDBStore(ConditionalStore, Portable):
     """
     Keep records in the DynamoDB table *table*, given by its name or its ARN.
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec.structs import astuple
 
-from oncebridge.stores.api import Column, Columns, Wants, for_each_key
+from oncebridge.stores.api import Column, Columns, Wants
 
 _T = TypeVar("_T")
 
@@ -37,7 +37,7 @@ def claim_arrays(wants: Wants) -> tuple[Any, ...]:
     columns: Sequence[Column[Any]]
     columns = wants.token, wants.generation, wants.lease_ms, wants.keep_ms, wants.memo
     if sizes is not None:
-        columns = [for_each_key(column, sizes) for column in columns]
+        columns = [wants.by_key(column) for column in columns]
         for size in sizes:
             lasts += [len(lasts) + size] * size
     keys, wholes = stored_keys(wants.keys)

@@ -43,6 +43,7 @@ from oncebridge.stores.api import (
     Memories,
     Mismatch,
     NoAnswer,
+    Portable,
     Record,
     Release,
     ReleaseAnswer,
@@ -117,7 +118,7 @@ class PostgresOptions(Struct, frozen=True, kw_only=True):
     )
 
 
-class PostgresStore:
+class PostgresStore(Portable):
     """
     Keep records in the database at *url*.
 
@@ -177,13 +178,6 @@ class PostgresStore:
 
     async def aclose(self) -> None:
         await self.pool.aclose()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
     # --- the operations ----------------------------------------------------------------
 

@@ -41,6 +41,7 @@ from oncebridge.stores.api import (
     Column,
     Fate,
     NoAnswer,
+    Portable,
     Record,
     Wants,
     spread,
@@ -195,7 +196,7 @@ async def _at_once(
     return await asyncio.gather(*requests)
 
 
-class S3Store(ConditionalStore):
+class S3Store(ConditionalStore, Portable):
     """
     Keep records in *bucket*, as objects whose names begin with *prefix*.
 
