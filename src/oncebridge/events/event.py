@@ -49,7 +49,7 @@ REASONS: Final[Mapping[str, str]] = {
 _Object = dict[str, Any]
 
 # One byte is found much faster as a number than as a text of one byte.
-_BACKSLASH, _BRACE, _BRACKET, _COLON = b"\\{[:"
+_BACKSLASH, _BRACKET, _COLON = b"\\[:"
 _GZIP: Final = b"\x1f\x8b"
 
 _LARGE: Final = 32 * 1024
@@ -59,6 +59,9 @@ _EXACT_COST: Final = 4
 _DIGITS: Final = bytes.maketrans(b"0123456789", b"0" * 10)
 _LONG_NUMBER: Final = b"0" * 1001
 """The time for an integer grows with the square of its digits."""
+_BRACES: Final = bytes.maketrans(b"[]", b"{}")
+_UNSHAPED: Final = bytes(set(range(256)) - set(b'{}[]"'))
+_USUAL_DEPTH: Final = 12
 
 
 class Limits(Struct, frozen=True):
@@ -206,55 +209,10 @@ def parse(
     *apart* has the members of the detail that the key will ignore (`ContentKey.apart`). It
     does not change the result; it saves that key a second encoding.
     """
-    size = len(raw)
-    if size > limits.max_bytes:
-        raise EventError("too-large", f"{size} bytes, and the limit is {limits.max_bytes}")
-    if size > _LARGE or size > limits.max_values:
-        _check_cost(raw, limits.max_values)
-    try:
-        top = _decode_envelope(raw)
-        detail = remaining = top.detail
-        top.detail = aside = {}  # the default, and so left out of the rest
-        if apart:
-            remaining = {**detail}
-            for name in apart:
-                if name in remaining:
-                    aside[name] = remaining[name]
-                    del remaining[name]
-        # As `canonical_plain` does; each call costs, and this is done for every event.
-        kept = encode_sorted(remaining)
-        if not kept.isascii():
-            kept = with_names_in_order(kept, remaining)
-        rest = _encode(top)
-    except (ValueError, RecursionError):
-        detail = {}
-    if not detail or (
-        len(kept) + len(rest) + (_SEAM_ASIDE if aside else _SEAM) != size
-        and not _same_colons(raw, kept + rest if aside else kept + _DETAIL + rest)
-    ):
-        return _parse_unusual(raw, limits, bare=bare, apart=apart)
-    # As `_may_be_deep` does.
-    most = limits.max_depth - 1
-    flat = (raw if aside else kept).replace(b"{", b"[", most)
-    if _BRACE in flat or _BRACKET in flat.replace(b"[", b"]", most):
-        _check_depth(detail, most)
-    return Event(
-        raw,
-        detail,
-        top.id,
-        top.source,
-        top.detail_type,
-        top.time,
-        top.account,
-        top.region,
-        top.resources or (),
-        top.replay_name,
-        False,
-        True,
-        apart,
-        kept,
-        top,
-    )
+    found = read(raw, limits=limits, bare=bare, apart=apart)
+    if isinstance(found, Unreadable):
+        raise EventError(found.reason, found.message)
+    return found
 
 
 def parse_all(
@@ -275,15 +233,58 @@ def read(
     bare: bool = False,
     apart: tuple[str, ...] = (),
 ) -> Event | Unreadable:
-    """Return the event in *raw*, or an `Unreadable` with the reason."""
+    """Return what `parse` does, or an `Unreadable` with the reason instead of an error."""
     if type(raw) is BytesWithContext:
         found = read(raw.raw, limits=limits, bare=bare, apart=apart)
         set_context(found, raw.context)
         return found
+    size = len(raw)
     try:
-        return parse(raw, limits=limits, bare=bare, apart=apart)
+        if size > _LARGE or size > limits.max_bytes or size > limits.max_values:
+            _check_size(raw, limits)
+        try:
+            top = _decode_envelope(raw)
+            detail = top.detail
+            top.detail = aside = {}  # the default, and so left out of the rest
+            remaining = detail.copy() if apart else detail
+            for name in apart:
+                if name in remaining:
+                    aside[name] = remaining.pop(name)
+            # As `canonical_plain` does; each call costs, and this is done for every event.
+            kept = encode_sorted(remaining)
+            if not kept.isascii():
+                kept = with_names_in_order(kept, remaining)
+            rest = _encode(top)
+        except (ValueError, RecursionError):
+            detail = {}
+        if not detail or (
+            len(kept) + len(rest) + (_SEAM_ASIDE if aside else _SEAM) != size
+            and not _same_colons(raw, kept + rest if aside else kept + _DETAIL + rest)
+        ):
+            return _read_unusual(raw, limits, bare=bare, apart=apart)
+        most = limits.max_depth - 1
+        flat = (raw if aside else kept).replace(b"{", b"[", limits.max_depth)
+        if _BRACKET in flat.replace(b"[", b"]", most):  # faster than counting them
+            _check_depth(raw if aside else kept, detail, most)
     except EventError as error:
         return Unreadable(raw, error.reason, str(error))
+    return Event(
+        raw,
+        detail,
+        top.id,
+        top.source,
+        top.detail_type,
+        top.time,
+        top.account,
+        top.region,
+        top.resources or (),
+        top.replay_name,
+        False,
+        True,
+        apart,
+        kept,
+        top,
+    )
 
 
 def set_context(arrival: Event | Unreadable, context: str) -> None:
@@ -359,11 +360,10 @@ def _same_colons(raw: bytes, again: bytes) -> bool:
     return _COLON not in raw.replace(b":", b";", again.count(b":"))
 
 
-def _may_be_deep(text: bytes, limit: int) -> bool:
-    """Return True if *text* has enough brackets to be nested more deeply than *limit*."""
-    # Searching for one too many takes half the time of counting them.
-    flat = text.replace(b"{", b"[", limit)
-    return _BRACE in flat or _BRACKET in flat.replace(b"[", b"]", limit)
+def _check_size(raw: bytes, limits: Limits) -> None:
+    if len(raw) > limits.max_bytes:
+        raise EventError("too-large", f"{len(raw)} bytes, and the limit is {limits.max_bytes}")
+    _check_cost(raw, limits.max_values)
 
 
 def _check_cost(text: bytes, most_values: int) -> None:
@@ -394,7 +394,15 @@ def _count_values(text: bytes) -> int:
     return 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
-def _check_depth(value: Any, limit: int) -> None:
+def _check_depth(text: bytes, value: Any, limit: int) -> None:
+    """Raise `EventError` if *value*, which was read from *text*, is nested too deeply."""
+    if _BACKSLASH not in text:  # so no quote is inside of a string
+        # If a string has a bracket, its quotes remain, and the values are walked through.
+        shape = text.translate(_BRACES, _UNSHAPED).replace(b'""', b"")
+        for _ in range(min(limit, _USUAL_DEPTH)):
+            shape = shape.replace(b"{}", b"")
+            if not shape:
+                return
     level = [value]
     for _ in range(limit):
         level = [
@@ -408,7 +416,7 @@ def _check_depth(value: Any, limit: int) -> None:
     _refuse("too-deep")
 
 
-def _parse_unusual(raw: bytes, limits: Limits, *, bare: bool, apart: tuple[str, ...]) -> Event:
+def _read_unusual(raw: bytes, limits: Limits, *, bare: bool, apart: tuple[str, ...]) -> Event:
     """Return an event that the fast path cannot read: other fields, other types, errors."""
     top, plain = _read(raw, limits)
     if type(top) is not dict:
@@ -456,8 +464,7 @@ def _read(raw: bytes, limits: Limits) -> tuple[Any, bool]:
         is_whole = len(again) == len(raw) or _same_colons(raw, again)
     if not is_whole:
         return _read_exactly(raw, limits), False
-    if _may_be_deep(raw, limits.max_depth):
-        _check_depth(value, limits.max_depth)
+    _check_depth(raw, value, limits.max_depth)
     return value, True
 
 
@@ -496,8 +503,7 @@ def _read_exactly(raw: bytes, limits: Limits) -> Any:
         raise EventError("not-json", f"the text is not JSON (at character {error.pos})") from None
     except RecursionError:
         _refuse("too-deep")
-    if _may_be_deep(raw, limits.max_depth):
-        _check_depth(value, limits.max_depth)
+    _check_depth(raw, value, limits.max_depth)
     try:
         _encode(value)
     except UnicodeEncodeError:

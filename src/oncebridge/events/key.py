@@ -130,7 +130,8 @@ class ContentKey:
             if (size < _SHORT or needs) and parts_of(event) is None:
                 return None
             hashed = start()
-            hashed.update(size.to_bytes(8) + body)
+            hashed.update(size.to_bytes(8))
+            hashed.update(body)
             return _VERSION_BYTE + hashed.digest()
 
         return make

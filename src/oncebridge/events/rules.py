@@ -317,6 +317,9 @@ class RuleSet:
 
     def terms(self, event: Event) -> Terms:
         """Return the terms of the rule that applies to *event*; a refused sender has none of its own."""
+        known = self.known_terms.get((event.source, event.detail_type))
+        if known is not None:
+            return known
         for rule, guard in self._guards:
             if guard.refusal(event):
                 return Terms(rule, self.plan)
