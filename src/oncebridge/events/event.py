@@ -1,14 +1,12 @@
 """
 Parse the received bytes into an immutable event.
 
-The bytes are parsed once and kept, because a sink delivers them unchanged. Input that cannot
-be compared safely is refused here, with a code for the reason: duplicate names, numbers that
-would be rounded, half of a surrogate pair.
+The bytes are kept, because a sink delivers them unchanged. Input that cannot be compared safely
+is refused, with a code for the reason: duplicate names, half of a surrogate pair.
 
-Most events take a fast path. They are decoded, encoded again, and the two texts are compared
-by length: encoding never makes a text longer than it was received, so an equal length proves
-that nothing was dropped, and the encoding is the canonical form that a key needs anyway. All
-other events take an exact and slower path, with the same results.
+Most events take a fast path: they are decoded and encoded again. Encoding never makes a text
+longer, so an equal length proves that nothing was dropped, and the encoding is the canonical
+form that a key needs anyway. All others take an exact and slower path, with the same results.
 """
 
 import json
@@ -127,11 +125,9 @@ class Event(Struct, frozen=True, eq=False, gc=False):
 
     *raw* has the received bytes. *detail* and `envelope` are parsed, and read-only by
     convention; in them a whole number is an integer, also if it was written ``1.0``, and a
-    decimal that a double would round is an `ExactFloat`: a float that compares by its exact
-    value. *id*, *time*, *account*, *region* and *replay_name* are None, *source* and
-    *detail_type* are empty, and *resources* has no items, if the envelope has no such field
-    or another type there: an id of ``7`` or ``null`` is not an id. `envelope` still has the
-    original value. *bare* is True if there was no envelope and the whole text is the detail.
+    decimal that a double would round is an `ExactFloat`. A field that the envelope lacks, or
+    that has another type there, is None or empty: an id of ``7`` is not an id. `envelope` has
+    the original value. *bare* is True if there was no envelope and all of it is the detail.
 
     *kept* is the canonical detail without the names in *apart* (see `parse`).
     Two events are never equal, even when they arrived with the same bytes.
@@ -172,8 +168,8 @@ class Event(Struct, frozen=True, eq=False, gc=False):
         """The whole event as one mapping, with the parsed detail and any unknown field."""
         top = self._envelope
         if isinstance(top, _Envelope):
-            values = zip(_NAMES, _DEFAULTS, astuple(top), strict=True)
-            top = {name: value for name, default, value in values if value != default}
+            values = zip(_FIELDS, astuple(top), strict=True)
+            top = {name: value for (name, default), value in values if value != default}
             top["detail"] = self.detail
             force_setattr(self, "_envelope", top)
         return top
@@ -183,9 +179,8 @@ class Event(Struct, frozen=True, eq=False, gc=False):
         return f"<Event of {len(self.raw)} bytes>"
 
 
-_NAMES: Final = [field.encode_name for field in fields(_Envelope)]
-_DEFAULTS: Final = [field.default for field in fields(_Envelope)]
-_DEFAULT_LIMITS: Final = Limits()
+_FIELDS: Final = [(field.encode_name, field.default) for field in fields(_Envelope)]
+_DEFAULTS: Final = Limits()
 
 _DETAIL: Final = b'"detail":'
 _SEAM: Final = len(_DETAIL + b",")
@@ -196,11 +191,7 @@ _SEAM_ASIDE: Final = len(b",") - len(b"{}")
 
 
 def parse(
-    raw: bytes,
-    *,
-    limits: Limits = _DEFAULT_LIMITS,
-    bare: bool = False,
-    apart: tuple[str, ...] = (),
+    raw: bytes, *, limits: Limits = _DEFAULTS, bare: bool = False, apart: tuple[str, ...] = ()
 ) -> Event:
     """
     Return the event in *raw*, or raise `EventError` with the reason.
@@ -218,7 +209,7 @@ def parse(
 def parse_all(
     raws: Iterable[bytes],
     *,
-    limits: Limits = _DEFAULT_LIMITS,
+    limits: Limits = _DEFAULTS,
     bare: bool = False,
     apart: tuple[str, ...] = (),
 ) -> list[Event | Unreadable]:
@@ -227,11 +218,7 @@ def parse_all(
 
 
 def read(
-    raw: bytes,
-    *,
-    limits: Limits = _DEFAULT_LIMITS,
-    bare: bool = False,
-    apart: tuple[str, ...] = (),
+    raw: bytes, *, limits: Limits = _DEFAULTS, bare: bool = False, apart: tuple[str, ...] = ()
 ) -> Event | Unreadable:
     """Return what `parse` does, or an `Unreadable` with the reason instead of an error."""
     if type(raw) is BytesWithContext:
@@ -295,7 +282,7 @@ def set_context(arrival: Event | Unreadable, context: str) -> None:
 def from_object(
     mapping: Mapping[str, Any],
     *,
-    limits: Limits = _DEFAULT_LIMITS,
+    limits: Limits = _DEFAULTS,
     bare: bool = False,
     apart: tuple[str, ...] = (),
 ) -> Event:
@@ -373,25 +360,16 @@ def _check_cost(text: bytes, most_values: int) -> None:
     plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
     # A string is a value or its name, so there are at most two for each value.
     is_beyond = plain.count(b'"') > 4 * most_values
-    excess = "too-many-values" if is_beyond else _excess(_outside(plain), most_values)
+    outside = b"" if is_beyond else b'"'.join(plain.split(b'"')[::2])
+    excess = "too-many-values" if is_beyond else _excess(outside, most_values)
     if excess:
         raise EventError(excess, f"{REASONS[excess]} (at most {most_values} values)")
 
 
-def _outside(text: bytes) -> bytes:
-    """Return a *text* without escapes as it is outside of strings."""
-    return b'"'.join(text.split(b'"')[::2])
-
-
 def _excess(text: bytes, most_values: int) -> str:
-    if _count_values(text) > most_values:
+    if 1 + text.count(b",") + text.count(b"[") + text.count(b"{") > most_values:
         return "too-many-values"
     return "number-too-long" if _LONG_NUMBER in text.translate(_DIGITS) else ""
-
-
-def _count_values(text: bytes) -> int:
-    """Return the number of commas and opening brackets plus one: the values outside of strings."""
-    return 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 def _check_depth(text: bytes, value: Any, limit: int) -> None:
