@@ -174,10 +174,10 @@ class FieldsKey:
             raise ConfigError(where, "is empty; list at least one field, such as detail.id")
         found = [_compile(each, f"{where}[{n}]") for n, each in enumerate(self.expressions)]
         self._finders = [
-            (expression.encode(), finder.in_event)
-            for expression, finder in zip(self.expressions, found, strict=True)
+            (each.encode(), finder.in_event)
+            for each, finder in zip(expressions, found, strict=True)
         ]
-        if all(not holds_only_null(finder.in_envelope({})) for finder in found):
+        if not any(holds_only_null(finder.in_envelope({})) for finder in found):
             raise ConfigError(
                 where,
                 "has a value even if the event is empty, so different events would get the same "
@@ -229,9 +229,7 @@ def key_maker(
         if parts is None:
             return None
         hashed = start()
-        for part in parts:
-            hashed.update(len(part).to_bytes(8))
-            hashed.update(part)
+        hashed.update(_length_prefixed(parts))
         return _VERSION_BYTE + hashed.digest()
 
     return make
@@ -331,16 +329,12 @@ def _read_path(path: str, where: str) -> _Path:
 
 
 def _read_step(step: str, where: str) -> str | None:
-    if step == "*":
-        return None
-    if not step.startswith('"'):
-        return step
     try:
-        name: str = json.loads(step)
+        name = _unquote(step)
         name.encode()
     except ValueError:
         raise ConfigError(where, f"{step} is not a name in quotes; {_PATH_HELP}") from None
-    return name
+    return None if step == "*" else name
 
 
 def _without(value: Any, paths: Sequence[_Path]) -> Any:
@@ -386,7 +380,7 @@ _Find = Callable[[Any], Any]
 
 
 class _FieldFinder(NamedTuple):
-    """One compiled expression, for an envelope and for an event."""
+    """One compiled expression."""
 
     in_envelope: _Find
     in_event: Callable[[Event], Any]
