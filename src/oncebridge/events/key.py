@@ -14,6 +14,7 @@ instead would make unrelated events duplicates.
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
@@ -99,10 +100,12 @@ class ContentKey:
         self._names = tuple(names) if len(names) == len(self._paths) else None
         self.apart: tuple[str, ...] = self._names or ()
         self._insufficient_names = frozenset(self.apart + self.labels)
+        # If every name counts, only the empty detail is insufficient.
+        self._short = _SHORT if self._insufficient_names else len(b"{}") + 1
 
     def parts(self, event: Event) -> tuple[bytes, ...] | None:
-        body = event.kept if event.apart == self._names else self.body(event)
-        if len(body) < _SHORT and self._is_insufficient(body, event.detail):
+        body = self.body(event)
+        if len(body) < self._short and self._is_insufficient(body, event.detail):
             return None
         if self.needs and any(holds_only_null(event.detail.get(name)) for name in self.needs):
             return None
@@ -122,12 +125,13 @@ class ContentKey:
 
     def maker(self, start: "Callable[[], HASH]") -> Callable[[Event], bytes | None]:
         """Return a function that makes keys, as `key_maker` does; *start* begins a hash."""
-        names, needs, body_of, parts_of = self._names, self.needs, self.body, self.parts
+        names, body_of, parts_of = self._names, self.body, self.parts
+        short = sys.maxsize if self.needs else self._short
 
         def make(event: Event) -> bytes | None:  # in one function: each call costs
             body = event.kept if event.apart == names else body_of(event)
             size = len(body)
-            if (size < _SHORT or needs) and parts_of(event) is None:
+            if size < short and parts_of(event) is None:
                 return None
             hashed = start()
             hashed.update(size.to_bytes(8))
