@@ -84,7 +84,7 @@ class _Unwrapper:
         held = _contents_of(raw)
         if held is None:
             return [found]
-        if isinstance(held, _Bare):
+        if held is _BARE:
             return [found if isinstance(found, Event) else self._read(raw, bare=True)]
         if isinstance(held, Unreadable):
             return [held]
@@ -101,14 +101,11 @@ class _Unwrapper:
         return [found] if is_event else self.open(raw, found, layers)
 
 
-class _Bare:
-    """A detail without its envelope."""
-
-
-_BARE: Final = _Bare()
 _Members = Mapping[str, Raw]
-_Contents = Sequence[bytes] | Unreadable | _Bare | None
+_Contents = Sequence[bytes] | Unreadable | None
 """The content of an envelope; None if it is not a known envelope."""
+_BARE: Final = ()
+"""The content of a detail without its envelope."""
 
 
 def _contents_of(raw: bytes) -> _Contents:

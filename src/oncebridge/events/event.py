@@ -64,12 +64,11 @@ _USUAL_DEPTH: Final = 12
 
 class Limits(Struct, frozen=True):
     """
-    The maximum size of an event.
+    The maximum size of an event, which bounds the time for reading any input.
 
     *max_bytes* counts the bytes as received; EventBridge and SQS send at most 1 MiB.
     *max_depth* counts the envelope as one level. *max_values* counts objects, arrays and
-    their values; an empty one counts twice. These limits bound the time for reading any
-    input.
+    their values; an empty one counts twice.
     """
 
     max_bytes: Annotated[Size, Doc("The largest event that is read.", example="2MiB")] = Size(
@@ -103,8 +102,7 @@ class _Envelope(
     """
     The envelope as EventBridge writes it; any other takes the exact path.
 
-    Defaults are left out when it is encoded again, so an envelope that contains one
-    (``"id": null``) gets another length, and takes the exact path too.
+    So does one that contains a default (``"id": null``), which changes its length.
     """
 
     version: str | None = None
@@ -289,8 +287,7 @@ def from_object(
     """
     Return an event for a caller that only has the parsed object, such as a Lambda function.
 
-    The received bytes are not known; *raw* becomes a compact encoding, and a number has the
-    value that the caller's parser gave it.
+    Its *raw* is a compact encoding, and a number has the value that the caller's parser gave it.
     """
     whole = dict(mapping)
     try:
@@ -470,7 +467,9 @@ def _read_exactly(raw: bytes, limits: Limits) -> Any:
                 "the bytes are gzip that was not unpacked: sent without Content-Encoding, damaged, "
                 "with too many members, or compressed too much",
             ) from None
-        _refuse("lone-surrogate" if _is_surrogate(raw, error.start) else "not-json")
+        at = error.start
+        is_surrogate = raw[at] == 0xED and raw[at + 1 : at + 2] >= b"\xa0"  # as in CESU-8
+        _refuse("lone-surrogate" if is_surrogate else "not-json")
     if len(raw) > _LARGE:
         _check_cost(raw, limits.max_values // _EXACT_COST)
     if text.startswith("\ufeff"):
@@ -487,11 +486,6 @@ def _read_exactly(raw: bytes, limits: Limits) -> Any:
     except UnicodeEncodeError:
         _refuse("lone-surrogate")
     return value
-
-
-def _is_surrogate(raw: bytes, start: int) -> bool:
-    """Return True if a surrogate was encoded on its own, as CESU-8 does."""
-    return raw[start] == 0xED and raw[start + 1 : start + 2] >= b"\xa0"
 
 
 def _unique_members(pairs: list[tuple[str, Any]]) -> _Object:
@@ -519,10 +513,6 @@ def _read_float(text: str) -> int | float:
     return value if number is None else number
 
 
-def _read_constant(_text: str) -> NoReturn:
-    _refuse("not-finite")
-
-
 def _refuse(reason: str) -> NoReturn:
     # The cause is dropped, because it may quote the payload.
     raise EventError(reason, REASONS[reason]) from None
@@ -532,7 +522,7 @@ _exact_decoder = json.JSONDecoder(
     object_pairs_hook=_unique_members,
     parse_float=_read_float,
     parse_int=_read_int,
-    parse_constant=_read_constant,
+    parse_constant=lambda _: _refuse("not-finite"),
 )
 
 

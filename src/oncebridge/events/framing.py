@@ -47,11 +47,7 @@ _read_any = msgspec.json.Decoder(Raw).decode
 
 
 class BadGzip(OncebridgeError):
-    """
-    The data is not gzip, or is damaged.
-
-    *offset* is the number of bytes that could be unpacked before the damage.
-    """
+    """The data is not gzip, or is damaged after *offset* unpacked bytes."""
 
     def __init__(self, message: str, offset: int) -> None:
         super().__init__(f"{message} (after {offset} bytes, unpacked)")
@@ -71,11 +67,10 @@ class TooMany(OncebridgeError):
 
 def split_body(body: bytes, *, content_type: str = "", most: int = sys.maxsize) -> list[bytes]:
     """
-    Return the records of a body: one event, a JSON array of events, or NDJSON.
+    Return the records of a body; raise `TooMany` if there are more than *most*.
 
-    Raise `TooMany` if there are more than *most*. A body that is none of the three is one
-    record, and so is an empty one; an empty array, and an empty body with the *content_type*
-    of NDJSON, have no records.
+    A body that is not JSON is one record, and so is an empty one; an empty array, and an empty
+    body with the *content_type* of NDJSON, have no records.
     """
     if is_ndjson(content_type):
         return _at_most(most, _filled_lines(body))
@@ -96,11 +91,8 @@ def is_ndjson(content_type: str) -> bool:
 
 
 def as_line(raw: bytes) -> bytes:
-    """
-    Return one JSON text as one line, its line end included.
-
-    Line breaks become spaces: in JSON they occur only between tokens, never in a string.
-    """
+    """Return one JSON text as one line, its line end included."""
+    # In JSON, line breaks occur only between tokens, never in a string.
     return raw.replace(b"\n", b" ").replace(b"\r", b" ") + b"\n"
 
 
@@ -109,9 +101,8 @@ def gunzip(body: bytes, limit: int, *, cheap: bool = False) -> bytes:
     Unpack a gzip body, also one of several members, to at most *limit* bytes.
 
     Raise `TooLarge` as soon as there would be more, and `BadGzip` if the body is not gzip, is
-    truncated or damaged, or is followed by other data. With *cheap*, also raise `BadGzip` for
-    a body that costs far more than its size: more than 64 KiB compressed by more than 200 to
-    1, or more than 1000 members.
+    truncated or damaged, or is followed by other data; with *cheap*, also if it costs far more
+    than its size: more than 64 KiB compressed by over 200 to 1, or more than 1000 members.
     """
     if cheap and body.count(_MEMBER) > _MOST_MEMBERS:
         raise BadGzip(f"the gzip data has more than {_MOST_MEMBERS} members", 0)
@@ -177,16 +168,15 @@ def _found_elements(body: bytes) -> Iterator[bytes]:
 def _unzip(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the unpacked data of gzip members; raise `BadGzip` after the last readable byte."""
     offset = 0
-    member, is_first, is_between = zlib.decompressobj(wbits=31), True, True
+    member, is_open = zlib.decompressobj(wbits=31), True
     for packed in pieces:
         piece, is_pending = packed, False
         while piece or is_pending:
-            if is_between and not is_first:
+            if not is_open:
                 piece = piece.lstrip(b"\0")  # padding, as tapes and block devices leave it
                 if not piece:
                     break
-                member = zlib.decompressobj(wbits=31)
-            is_between = is_first = False
+                member, is_open = zlib.decompressobj(wbits=31), True
             before = member.copy()
             try:
                 out = member.decompress(piece, _UNZIP_OUT)
@@ -199,11 +189,11 @@ def _unzip(pieces: Iterable[bytes]) -> Iterator[bytes]:
             if out:
                 yield out
             if member.eof:
-                piece, is_pending, is_between = member.unused_data, False, True
+                piece, is_pending, is_open = member.unused_data, False, False
             else:
                 # A full buffer means that there may be more output, even without more input.
                 piece, is_pending = member.unconsumed_tail, len(out) == _UNZIP_OUT
-    if not is_between or is_first:
+    if is_open:
         raise BadGzip("the gzip data is truncated", offset)
 
 
@@ -383,10 +373,7 @@ class RecordReader:
             self._file.seek(begin - skipped, 1)
             skipped = begin
         for piece in pieces:
-            if skipped >= begin:
-                yield piece
-            elif skipped + len(piece) > begin:
-                yield piece[begin - skipped :]
+            yield piece[max(begin - skipped, 0) :]
             skipped += len(piece)
 
     # --- lines -------------------------------------------------------------------------
@@ -594,10 +581,9 @@ class _ValueFinder:
     """
     Finds the end of a value that arrives in chunks.
 
-    Only strings and the depth of brackets are examined. An element of an array ends before
-    the next comma or bracket that is not its own; a value ends with its last bracket; other
-    text ends before the next value or at the end of the line. There is no state between two
-    records, so reading can start after any of them.
+    An element of an array ends before the next comma or bracket that is not its own; a value
+    ends with its last bracket; other text ends before the next value or at the end of the line.
+    There is no state between two records, so reading can start after any of them.
     """
 
     def __init__(self, format_: _Format) -> None:

@@ -11,15 +11,13 @@ values in one array, and the objects under ``$or``, are joined by *or*::
 
 The semantics are those of AWS's open-source engine, event-ruler. Some are surprising:
 
-- Only leaves count. ``{}``, ``[]`` and a missing field are the same: ``exists: false``
-  matches them, and nothing else does, not even ``anything-but``; ``null`` and ``""`` are
-  two different leaves.
+- Only leaves count. ``{}``, ``[]`` and a missing field are the same: only ``exists: false``
+  matches them, not even ``anything-but``; ``null`` and ``""`` are two different leaves.
 - An event's array matches when any of its items does, however deeply arrays nest.
 - Two names below one array must be found in the same item of it.
 - A dot in a name is a step: ``{"a.b": …}`` and ``{"a": {"b": …}}`` are one path, in
   patterns and in events alike.
-- A plain string that is an IP address matches that address in any spelling: ``"::1"``
-  matches ``"0:0:0:0:0:0:0:1"``.
+- A plain string that is an IP address matches that address in any spelling.
 
 Patterns that EventBridge refuses are refused here. So is a path that occurs twice in one
 branch of ``$or``: EventBridge would silently use only the last one.

@@ -93,10 +93,9 @@ class Quiet(Struct, frozen=True):
 
 class Bare(Struct, frozen=True):
     """
-    Which details without an envelope a rule applies to.
+    Which details without an envelope a rule applies to: those that *match*.
 
-    They *match*, and none of *members* is null or empty. A pattern cannot check the latter for
-    an object, because for EventBridge only leaves exist.
+    None of *members* is null or empty, which a pattern cannot check for an object.
     """
 
     match: "Pattern"
@@ -115,11 +114,11 @@ class Rule(Struct, frozen=True, kw_only=True):
     """
     Which events are the same, among those that *match* and the details that match *bare*.
 
-    Without *tiers* the rule does not deduplicate: events are delivered, or, with *discard*,
-    dropped. *entity* is the subject of an event, for gateways that keep the events of one
-    entity in order; rules with the same text in *together* share the order of an entity that
-    they find by the same expression. A rule with a *guard* applies, before all other rules, to
-    the senders that the guard refuses, and to no other.
+    Without *tiers* events are delivered without deduplication, or, with *discard*, dropped.
+    *entity* is the subject of an event, for gateways that keep the events of one entity in
+    order; rules with the same *together* share the order of an entity that they find by the
+    same expression. A rule with a *guard* applies, before all others, only to the senders that
+    the guard refuses.
     """
 
     name: str
@@ -204,8 +203,8 @@ class Plan(Struct, frozen=True, gc=False):
         """
         The key that is sent to the sink, so that receivers can recognise duplicates.
 
-        If the identifying key can have several contents, it is made of key and content: a
-        content that was sent first and lost its claim must not hide the one that replaced it.
+        If a key can have several contents, it is made of both: a content that was sent first and
+        lost its claim must not hide the one that replaced it.
         """
         if not self.parts:
             return b""
@@ -223,8 +222,7 @@ class Plan(Struct, frozen=True, gc=False):
         """
         Return the plan for an event with another content under the same *key*.
 
-        It is treated as an event of its own: a key made of the key and the content replaces
-        the key, with the same window.
+        It is an event of its own: its key is made of both, with the same window.
         """
         parts, clashed = list(self.parts), self.clashed
         for at, part in enumerate(parts):
@@ -324,9 +322,8 @@ class RuleSet:
         """
         Return the plan for any arrival, with a key also if it becomes a dead letter.
 
-        Such an arrival is identified by its bytes and the reason: a copy of it is a duplicate,
-        not a second dead letter. In *shadow* mode an event is delivered instead, unless its
-        sender is refused.
+        The key is made of its bytes and the reason: a copy of it is a duplicate, not a second
+        dead letter. In *shadow* mode an event is delivered instead, unless its sender is refused.
         """
         if isinstance(arrival, Unreadable):
             plan, reason = Plan(_UNREADABLE, "dead"), arrival.reason
@@ -347,10 +344,9 @@ class RuleSet:
         """
         Return a short hash of everything that decides which events have the same key.
 
-        It is the same in every process and on every version of Python. It must be equal for all
-        workers of a route: otherwise one event has two keys, and is delivered twice. It does not
-        include what changes no key: windows, the handling of conflicts, allowed senders, and the
-        names of rules without an entity.
+        It must be equal for all workers of a route: otherwise one event has two keys, and is
+        delivered twice. What changes no key is left out: windows, the handling of conflicts,
+        allowed senders, and the names of rules without an entity.
         """
         forms = [compiled.key_form() for compiled in self._compiled]
         return sha256(canonical([KEY_VERSION, forms])).hexdigest()[:12]
