@@ -75,16 +75,15 @@ class SenderAllowlist:
         return why
 
     def _judge(self, source: str, account: str | None, region: str | None) -> str:
-        if self._sources and not self._is_source(source):
+        if self._sources and not (
+            source and (source in self._sources or source.startswith(self._prefixes))
+        ):
             return _not_among("source", source)
         if self._accounts and account not in self._accounts:
             return _not_among("account", account)
         if self._regions and region not in self._regions:
             return _not_among("region", region)
         return ""
-
-    def _is_source(self, source: str) -> bool:
-        return bool(source) and (source in self._sources or source.startswith(self._prefixes))
 
 
 def _not_among(what: str, value: str | None) -> str:

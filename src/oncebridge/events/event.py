@@ -446,8 +446,7 @@ def _read(raw: bytes, limits: Limits) -> tuple[Any, bool]:
 def _read_inner(text: str, limits: Limits) -> tuple[Any, bool]:
     """Return the value of a detail that was sent as a string of JSON."""
     inner = text.encode()
-    if len(inner) > _LARGE or len(inner) > limits.max_values:
-        _check_cost(inner, limits.max_values)
+    _check_cost(inner, limits.max_values)
     try:
         return _read(inner, limits)
     except EventError as error:
@@ -478,6 +477,8 @@ def _read_exactly(raw: bytes, limits: Limits) -> Any:
         value = _exact_decoder.decode(text)
     except json.JSONDecodeError as error:
         raise EventError("not-json", f"the text is not JSON (at character {error.pos})") from None
+    except ValueError:
+        _refuse("number-too-long")
     except RecursionError:
         _refuse("too-deep")
     _check_depth(raw, value, limits.max_depth)
@@ -495,18 +496,8 @@ def _unique_members(pairs: list[tuple[str, Any]]) -> _Object:
     return members
 
 
-def _read_int(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        _refuse("number-too-long")
-
-
 def _read_float(text: str) -> int | float:
-    try:
-        value = read_decimal(text)
-    except ValueError:
-        _refuse("number-too-long")
+    value = read_decimal(text)
     if not math.isfinite(value):
         _refuse("not-finite")
     number = plain_number(value) if type(value) is float else None
@@ -521,7 +512,6 @@ def _refuse(reason: str) -> NoReturn:
 _exact_decoder = json.JSONDecoder(
     object_pairs_hook=_unique_members,
     parse_float=_read_float,
-    parse_int=_read_int,
     parse_constant=lambda _: _refuse("not-finite"),
 )
 

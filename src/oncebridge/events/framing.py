@@ -72,7 +72,7 @@ def split_body(body: bytes, *, content_type: str = "", most: int = sys.maxsize) 
     A body that is not JSON is one record, and so is an empty one; an empty array, and an empty
     body with the *content_type* of NDJSON, have no records.
     """
-    if is_ndjson(content_type):
+    if content_type.partition(";")[0].strip().lower() in _LINE_TYPES:
         return _at_most(most, _filled_lines(body))
     start = body.lstrip(_BLANKS)[:1]
     if start == b"[":
@@ -83,11 +83,6 @@ def split_body(body: bytes, *, content_type: str = "", most: int = sys.maxsize) 
         if len(lines) > 1 and all(map(_is_object, _filled_lines(body))):
             return lines
     return [body]
-
-
-def is_ndjson(content_type: str) -> bool:
-    """Return True if *content_type* is one of NDJSON."""
-    return content_type.partition(";")[0].strip().lower() in _LINE_TYPES
 
 
 def as_line(raw: bytes) -> bytes:
