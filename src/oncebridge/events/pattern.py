@@ -191,8 +191,7 @@ class _Several(list[Any]):
     """
     The values that an event has for one path under several names.
 
-    As in an array, the leaves of all of them count. But only an item of an array excludes
-    the other items: each of these values can be combined with each other.
+    As in an array, the leaves of all of them count, but none excludes the others.
     """
 
 
@@ -221,8 +220,7 @@ def _matches_several(wanted: tuple[tuple[str, _Leaf], ...], values: _Several) ->
     """
     Return True if there is a leaf for every path, and no array is used at two of its places.
 
-    This is event-ruler's own procedure: it takes the paths in sorted order and keeps, for
-    every choice of leaves, the items of arrays that the choice has settled on.
+    As event-ruler does: for every choice of leaves, keep the items of arrays that it settles on.
     """
     found = _found_leaves(values, [path for path, _ in wanted])
     slots = [{slot for _, items in found[path] for slot in items} for path, _ in wanted]
@@ -248,11 +246,7 @@ def _matches_several(wanted: tuple[tuple[str, _Leaf], ...], values: _Several) ->
 
 
 def _found_leaves(values: _Several, paths: list[str]) -> dict[str, list[_Found]]:
-    """
-    Return the leaves of *values* by path, each with the items of arrays that it is in.
-
-    A slot identifies an array by its position, and an item is an index in it.
-    """
+    """Return the leaves by path, each with the arrays (by their slots) and items that it is in."""
     found: dict[str, list[_Found]] = {path: [] for path in paths}
     steps = {path[: dot.start()] for path in paths for dot in re.finditer(r"\.|\Z", path)}
     pending: list[tuple[Any, str | None, _Slot, dict[_Slot, int]]]
@@ -449,8 +443,7 @@ def _any_case(value: str) -> str:
     """
     Return a regular expression that matches either case of each character of *value*.
 
-    This is event-ruler's rule, and differs from comparing what ``lower`` or ``casefold``
-    return: ``ß`` matches ``ß`` and ``SS``, but ``ss`` never matches ``ß``.
+    Unlike ``casefold``, as in event-ruler: ``ß`` matches ``SS``, but ``ss`` never matches ``ß``.
     """
     cases = ({each, each.lower(), each.upper()} for each in value)
     return "".join(f"(?:{'|'.join(map(re.escape, sorted(case)))})" for case in cases)

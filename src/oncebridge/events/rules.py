@@ -3,8 +3,7 @@ The rules that define which events are the same.
 
 The first rule whose pattern matches an event applies; an event that no rule matches is
 identified by its content. A rule turns an event into a `Plan`: the keys to claim (one per
-tier, the identifying one last), how long each is remembered, and the entity whose newest
-state the event may change. Nothing here accesses a store.
+tier, the identifying one last) and the entity whose newest state the event may change.
 """
 
 import re
@@ -264,8 +263,7 @@ class RuleSet:
     The compiled rules of one route; *namespace* separates routes that share a store.
 
     With *ordered*, plans of rules with an entity have the key of its state; with *about*, they
-    have the entity. Events that no rule matches are remembered for *window*. Guards are checked
-    before all other rules, whatever their position.
+    have the entity. Events that no rule matches are remembered for *window*.
     """
 
     def __init__(
