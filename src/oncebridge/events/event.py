@@ -231,10 +231,11 @@ def read(
             top = _decode_envelope(raw)
             detail = top.detail
             top.detail = aside = {}  # the default, and so left out of the rest
-            remaining = detail.copy() if apart else detail
+            remaining = {**detail} if apart else detail
             for name in apart:
                 if name in remaining:
-                    aside[name] = remaining.pop(name)
+                    aside[name] = remaining[name]
+                    del remaining[name]
             # As `canonical_plain` does; each call costs, and this is done for every event.
             kept = encode_sorted(remaining)
             if not kept.isascii():

@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import Final, Self
 
 SURE: Final = 16
-"""A text of this length with a point or an exponent has at most 15 digits; a normal double keeps them."""
+"""With a point or an exponent, so long a text has at most 15 digits: a normal double keeps them."""
 
 _LEAST_NORMAL: Final = sys.float_info.min
 
