@@ -431,9 +431,11 @@ def _threshold(value: object, where: str) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise _unexpected(where, "a number", value)
     with suppress(OverflowError):
-        if float(value) == value and math.isfinite(value):
+        if not math.isfinite(value):
+            raise _unexpected(where, "a finite number", value)
+        if float(value) == value:
             return value
-    raise _unexpected(where, "a finite number that a 64-bit float can hold", value)
+    raise _unexpected(where, "a number that a 64-bit float can hold", value)
 
 
 # Compiling: operators -----------------------------------------------------------------
