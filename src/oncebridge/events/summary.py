@@ -6,7 +6,6 @@ The audit, the history and the dashboard use these; deduplication does not depen
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -108,10 +107,14 @@ def conversation_of(detail: dict[str, Any], body: dict[str, Any]) -> str:
     return ""
 
 
-@lru_cache(maxsize=5_000)  # senders can invent any number of names
-def _times_among(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of times among those of members."""
-    return tuple(name for name in names if _TIME_LIKE.fullmatch(name))
+class _TimeNames(dict[tuple[str, ...], tuple[str, ...]]):
+    """The names among those of members that are names of times; a cache."""
+
+    def __missing__(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        if len(self) >= 5_000:  # senders can invent any number of names
+            self.clear()
+        found = self[names] = tuple(name for name in names if _TIME_LIKE.fullmatch(name))
+        return found
 
 
 _TIME_LIKE: Final = re.compile(
@@ -119,6 +122,7 @@ _TIME_LIKE: Final = re.compile(
     r"|time|date|timestamp|datetime|ts|at|date[A-Z].*",
     re.ASCII | re.DOTALL,
 )
+_times_among: Final = _TimeNames()
 _HAPPENED: Final = (
     *("eventTime", "event_time", "modifiedDate", "dateModified", "updatedAt", "updated_at"),
     *("timestamp", "occurredAt", "occurred_at"),
@@ -127,7 +131,7 @@ _HAPPENED: Final = (
 
 def state_of(body: dict[str, Any]) -> int | str:
     """Return a hash of a body without its times; empty if there is nothing else in it."""
-    times = _times_among(tuple(body))
+    times = _times_among[tuple(body)]
     if times:
         body = body.copy()
         for name in times:
