@@ -6,12 +6,13 @@ continues from it; its value is the position. It is in the same store as the key
 the source starts again, which is what the lost keys need, too.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from oncebridge.base.clock import Dice
-from oncebridge.errors import OncebridgeError, StoreUnavailable
+from oncebridge.base.clock import Dice, wait_until_set
+from oncebridge.errors import OncebridgeError, StoreError, StoreUnavailable
 from oncebridge.events.key import make_key
 from oncebridge.stores.api import Extensions, NoAnswer, Reply, Store
 from oncebridge.stores.cell import CellBusy, Cells, Hold, value_or_raise
@@ -64,6 +65,8 @@ class Checkpoint:
         self._lease_ms = lease_ms
         self._keeps = {self.key: keep_ms}
         self._hold: Hold
+        self.held_until_s = 0.0
+        """When the lease ends, by the running loop's clock."""
 
     async def take(self) -> bytes:
         """Claim it and return the position; empty if there is none yet. Raise `CheckpointTaken`."""
@@ -72,25 +75,44 @@ class Checkpoint:
             place = value_or_raise(hold.answers[self.key])
         except CellBusy as busy:
             raise CheckpointTaken(self._name, busy.left_ms / 1000) from None
-        self._hold = hold
+        self._hold, self.held_until_s = hold, hold.ends_s
         return place
 
     async def extend(self) -> None:
         """Extend the claim; raise `CheckpointTaken` if another worker has taken over."""
+        ends_s = asyncio.get_running_loop().time() + self._lease_ms / 1000
         request = Extensions([self.key], self._hold.tokens[self.key], self._lease_ms)
         (answer,) = await self._store.extend(request)
         if isinstance(answer, NoAnswer):
             raise StoreUnavailable(answer.reason)
-        if answer is not Reply.EXTENDED:
-            # Perhaps only an answer was lost, and no worker holds it.
+        if answer is Reply.EXTENDED:
+            self.held_until_s = ends_s
+        else:  # perhaps only an answer was lost, and no worker holds it
             await self.take()
 
     async def save(self, place: bytes) -> None:
         """Record the position and keep the claim; raise `CheckpointTaken` if another worker has it."""
-        if not await self._release(place):
-            await self.take()
-            await self._release(place)
+        await self.release(place)
         await self.take()
+
+    async def keep(
+        self, place: Callable[[], bytes], over: asyncio.Event, *, every_s: float
+    ) -> None:
+        """
+        Save the position whenever it has changed, and extend the claim, until *over*.
+
+        Raise `CheckpointTaken` if another worker has taken over.
+        """
+        now_s, saved = asyncio.get_running_loop().time, place()
+        while not await wait_until_set(over, every_s):
+            try:
+                if (current := place()) != saved:
+                    await self.save(current)
+                    saved = current
+                elif self.held_until_s - now_s() <= self._lease_ms / 1500:
+                    await self.extend()
+            except StoreError:
+                pass  # the lease lasts a while, and events that are read twice are duplicates
 
     async def release(self, place: bytes) -> None:
         """Record the position and release the claim, so that other workers can continue."""
