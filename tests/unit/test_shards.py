@@ -32,8 +32,16 @@ from oncebridge.sources.api import Host
 from oncebridge.sources.checkpoint import Checkpoint, CheckpointState, read_states
 from oncebridge.sources.kinesis import stream as stream_module
 from oncebridge.sources.kinesis.held_shard import KinesisTimings
-from oncebridge.sources.kinesis.roster import Roster, share
-from oncebridge.sources.kinesis.shards import END, ShardProgress, choose, is_free, readable, surplus
+from oncebridge.sources.kinesis.shards import (
+    END,
+    Roster,
+    ShardProgress,
+    choose,
+    is_free,
+    readable,
+    share,
+    surplus,
+)
 from oncebridge.sources.kinesis.source import KinesisOptions, KinesisSource
 from oncebridge.sources.kinesis.stream import KinesisStream, Position, Shard, start_of
 from oncebridge.sources.pump import PumpInbox

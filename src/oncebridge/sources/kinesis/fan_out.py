@@ -8,7 +8,6 @@ so does Kinesis.
 
 import asyncio
 import threading
-from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import datetime
 from typing import Any, Final
@@ -16,13 +15,18 @@ from typing import Any, Final
 import botocore.session  # type: ignore[import-untyped]
 from botocore.config import Config  # type: ignore[import-untyped]
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
-from msgspec import Struct
 
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.options import AwsOptions
 from oncebridge.errors import ConfigError
 from oncebridge.sources.kinesis.shard_feed import FailureBackoff
-from oncebridge.sources.kinesis.stream import KinesisRecord, KinesisStream, Position, RecordPage
+from oncebridge.sources.kinesis.stream import (
+    ConsumerInfo,
+    KinesisRecord,
+    KinesisStream,
+    Position,
+    RecordPage,
+)
 
 _SILENCE_S: Final = 40
 """Kinesis sends something every few seconds, even if it is empty."""
@@ -33,37 +37,33 @@ _IN_USE_S: Final = 5.0
 _ACTIVE_WITHIN_S: Final = 60.0
 
 
-class _SubscriptionEnded(Struct, frozen=True):
-    """A subscription ended; *what* is the error, empty if its time was over."""
-
-    what: str = ""
-
-
-_Pushed = tuple[RecordPage, str] | _SubscriptionEnded
-"""A page, and the sequence number to continue after."""
+_Pushed = tuple[RecordPage, str] | str
+"""
+A page, and the sequence number to continue after; or the error that ended the subscription, empty
+if its time was over.
+"""
 
 
 async def registered(stream: KinesisStream, arn: str, name: str) -> str:
     """Return the ARN of the consumer *name*; register it if there is none."""
-    try:
-        found = await stream.consumer(arn, name)
-    except AwsError as error:
-        if error.code != "ResourceNotFoundException":
-            raise
-        found = await _create(stream, arn, name)
-    ends_s = asyncio.get_running_loop().time() + _ACTIVE_WITHIN_S
-    while not found.is_active:
-        if asyncio.get_running_loop().time() > ends_s:
+    now_s = asyncio.get_running_loop().time
+    ends_s = now_s() + _ACTIVE_WITHIN_S
+    while not (found := await _find_or_register(stream, arn, name)).is_active:
+        if now_s() > ends_s:
             raise ConfigError(
                 "fan_out",
                 f"the consumer {name} did not become active within {_ACTIVE_WITHIN_S:g} s; check it in AWS",
             )
         await asyncio.sleep(1)
-        found = await stream.consumer(arn, name)
     return found.arn
 
 
-async def _create(stream: KinesisStream, arn: str, name: str) -> Any:
+async def _find_or_register(stream: KinesisStream, arn: str, name: str) -> ConsumerInfo:
+    try:
+        return await stream.consumer(arn, name)
+    except AwsError as error:
+        if error.code != "ResourceNotFoundException":
+            raise
     try:
         return await stream.register(arn, name)
     except AwsError as error:
@@ -128,26 +128,24 @@ class PushedFeed:
 
     async def page(self) -> RecordPage:
         while True:
-            if self._listener is None:
-                await self._subscribe()
-            assert self._listener is not None  # noqa: S101 - just made
-            match await self._listener.pushed():
-                case (page, after):
-                    self._pauses.succeeded()
-                    self._position = Position(after=after) if after else self._position
-                    return page
-                case _SubscriptionEnded() as broken:
-                    self._resubscribe_after(broken.what)
+            listener = self._listener
+            if listener is None:
+                now = asyncio.get_running_loop().time
+                await asyncio.sleep(max(self._due_s - now(), 0))
+                self._due_s = now() + _APART_S
+                listener = self._listener = _Listener(self._consumer, self._shard, self._position)
+            pushed = await listener.pushed()
+            if isinstance(pushed, str):
+                self._resubscribe_after(pushed)
+                continue
+            page, after = pushed
+            self._pauses.succeeded()
+            self._position = Position(after=after) if after else self._position
+            return page
 
     def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
-
-    async def _subscribe(self) -> None:
-        now = asyncio.get_running_loop().time
-        await asyncio.sleep(max(self._due_s - now(), 0))
-        self._due_s = now() + _APART_S
-        self._listener = _Listener(self._consumer, self._shard, self._position)
 
     def _resubscribe_after(self, what: str) -> None:
         self.close()
@@ -172,9 +170,11 @@ class _Listener:
         self._room = threading.Semaphore(0)
         self._heard: asyncio.Queue[_Pushed] = asyncio.Queue()
         self._is_closed = False
-        body = self._listen
         threading.Thread(
-            target=body, args=(consumer, shard, position), name="oncebridge-shard", daemon=True
+            target=self._listen,
+            args=(consumer, shard, position),
+            name="oncebridge-shard",
+            daemon=True,
         ).start()
 
     async def pushed(self) -> _Pushed:
@@ -205,12 +205,11 @@ class _Listener:
             what = error.response.get("Error", {}).get("Code", "") or type(error).__name__
         except Exception as error:  # noqa: BLE001 - of the SDK, of HTTP, of TLS: the subscription is over
             what = type(error).__name__
-        self._hand_over(_SubscriptionEnded(what))
+        self._hand_over(what)
 
     def _hand_over(self, pushed: _Pushed) -> None:
         with suppress(RuntimeError):  # the loop may be gone by now
-            put: Callable[[_Pushed], None] = self._heard.put_nowait
-            self._loop.call_soon_threadsafe(put, pushed)
+            self._loop.call_soon_threadsafe(self._heard.put_nowait, pushed)
 
 
 def _page(event: dict[str, Any]) -> tuple[RecordPage, str]:

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.base.clock import Clock, ms
+from oncebridge.base.clock import ms
 from oncebridge.engine.router import RouterAnswer
 from oncebridge.errors import StoreError
 from oncebridge.events.event import Unreadable
@@ -23,7 +23,7 @@ from oncebridge.sources.api import Host
 from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
 from oncebridge.sources.kinesis.shard_feed import ShardFeed
 from oncebridge.sources.kinesis.shards import END, ShardProgress
-from oncebridge.sources.kinesis.stream import KinesisRecord, RecordPage, Shard
+from oncebridge.sources.kinesis.stream import KinesisRecord, KinesisStream, RecordPage, Shard
 from oncebridge.sources.pump import Pump, SourceRecord
 
 _log = logging.getLogger("oncebridge")
@@ -60,7 +60,7 @@ class HeldShard:
     """
     Reads *shard* from *feed*, from the position *taken* that *checkpoint* had.
 
-    *clock* returns the time at Kinesis, which keeps records for *retention*.
+    Kinesis keeps its records for *retention*.
     """
 
     def __init__(
@@ -68,27 +68,28 @@ class HeldShard:
         shard: Shard,
         host: Host,
         *,
+        stream: KinesisStream,
         feed: ShardFeed,
         checkpoint: Checkpoint,
         taken: ShardProgress,
         worker: str,
-        clock: Clock,
         retention: timedelta,
         times: KinesisTimings,
-        stream: str,
     ) -> None:
         self.behind_ms = 0
         """The age of the oldest record that is not read yet."""
         self.is_ended = False
         """True if the shard is read to its end, and the checkpoint says so."""
-        self._host = host
+        self.is_leaving = False
+        self.task: asyncio.Task[None]
+        """Runs `run`."""
         self._feed = feed
         self._checkpoint = checkpoint
         self._place = replace(taken, by=worker)
-        self._clock = clock
+        self._clock = stream.clock.now_ms
         self._retention_ms = ms(retention)
         self._times = times
-        self._fields: dict[str, str | int] = {"stream": stream, "shard": shard.id}
+        self._fields: dict[str, str | int] = {"stream": stream.name, "shard": shard.id}
         self._taken = int(taken.number or -1)
         self._at_end = False
         self._over = asyncio.Event()
@@ -103,8 +104,9 @@ class HeldShard:
             most_bytes=_MOST_BYTES,
         )
 
-    def stop(self) -> None:
+    def leave(self) -> None:
         """Read nothing more; `run` ends when the records in progress are final."""
+        self.is_leaving = True
         self._pump.stop()
 
     async def run(self) -> None:
@@ -144,7 +146,7 @@ class HeldShard:
             await asyncio.sleep(self._times.save.total_seconds())
         page = await self._feed.page()
         self._record_progress(page)
-        self._at_end = page.next is None
+        self._at_end = not page.next
         return [item for record in page.records if (item := self._take_record(record))]
 
     def _record_progress(self, page: RecordPage) -> None:

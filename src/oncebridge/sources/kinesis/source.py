@@ -21,8 +21,6 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
-from msgspec import Struct
-
 from oncebridge.aws.client import AwsError, NotSent, Unclear
 from oncebridge.aws.options import AwsOptions
 from oncebridge.base.clock import ms, wait_until_set
@@ -33,9 +31,16 @@ from oncebridge.sources.api import Host
 from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken, read_states
 from oncebridge.sources.kinesis.fan_out import FanOutConsumer, PushedFeed, registered
 from oncebridge.sources.kinesis.held_shard import HeldShard, KinesisTimings
-from oncebridge.sources.kinesis.roster import Roster, share
 from oncebridge.sources.kinesis.shard_feed import FailureBackoff, PolledFeed, ShardFeed
-from oncebridge.sources.kinesis.shards import ShardProgress, choose, is_free, readable, surplus
+from oncebridge.sources.kinesis.shards import (
+    Roster,
+    ShardProgress,
+    choose,
+    is_free,
+    readable,
+    share,
+    surplus,
+)
 from oncebridge.sources.kinesis.stream import (
     KinesisStream,
     Position,
@@ -77,18 +82,6 @@ class KinesisOptions(AwsOptions, frozen=True, kw_only=True):
     ] = timedelta(seconds=1)
 
 
-class _HeldShardTask(Struct):
-    """A shard that this worker holds, and the task that reads it."""
-
-    reader: HeldShard
-    task: asyncio.Task[None]
-    is_leaving: bool = False
-
-    def leave(self) -> None:
-        self.is_leaving = True
-        self.reader.stop()
-
-
 class KinesisSource:
     """Reads *stream*, together with the other workers of the group."""
 
@@ -114,7 +107,7 @@ class KinesisSource:
         self._consumer: FanOutConsumer | None = None
         self._shards: list[Shard] = []
         self._ended: set[Shard] = set()
-        self._held: dict[Shard, _HeldShardTask] = {}
+        self._held: dict[Shard, HeldShard] = {}
         self._skipped_until: dict[Shard, float] = {}
         self._listed_s = self._searched_s = -1e9
         self._has_news = False
@@ -135,7 +128,7 @@ class KinesisSource:
     @property
     def behind_ms(self) -> int:
         """How far this worker is behind, in the shard where that is most."""
-        return max([held.reader.behind_ms for held in self._held.values()], default=0)
+        return max([held.behind_ms for held in self._held.values()], default=0)
 
     # --- the life of a source ----------------------------------------------------------
 
@@ -279,7 +272,7 @@ class KinesisSource:
             if not held.task.done():
                 continue
             del self._held[shard]
-            if held.reader.is_ended:
+            if held.is_ended:
                 self._ended.add(shard)
                 self._listed_s, self._has_news = -1e9, True
             if not held.task.cancelled() and (error := held.task.exception()):
@@ -359,21 +352,20 @@ class KinesisSource:
             await checkpoint.release(memo)
             return
         assert self._summary is not None  # noqa: S101 - or nothing is listed
-        reader = HeldShard(
+        held = HeldShard(
             shard,
             self._host,
+            stream=self._stream,
             feed=self._make_feed(shard, place.position(self._roster.start_ms or 0)),
             checkpoint=checkpoint,
             taken=place,
             worker=self._worker,
-            clock=self._stream.clock.now_ms,
             retention=self._summary.retention,
             times=self._times,
-            stream=self._stream.name,
         )
-        task = asyncio.create_task(reader.run())
-        task.add_done_callback(lambda _: self._woken.set())
-        self._held[shard] = _HeldShardTask(reader, task)
+        held.task = asyncio.create_task(held.run())
+        held.task.add_done_callback(lambda _: self._woken.set())
+        self._held[shard] = held
         _log.info("oncebridge.shard_taken", extra={"stream": self._stream.name, "shard": shard.id})
 
     def _make_feed(self, shard: Shard, position: Position) -> ShardFeed:
