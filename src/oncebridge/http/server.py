@@ -149,22 +149,23 @@ _SERVER_HEADERS = frozenset(["content-length", "content-type", "transfer-encodin
 _BODILESS_STATUSES = frozenset([204, 304])
 
 
-def _refusal(status: int, why: str, *headers: tuple[str, str]) -> Response:
+def refusal(status: int, why: str, *headers: tuple[str, str]) -> Response:
+    """Return a response whose body has the reason *why*, which needs no escapes in JSON."""
     return Response(status, b'{"error":"%b"}' % why.encode(), headers=headers)
 
 
-_BAD_REQUEST = _refusal(400, "not a request that can be read safely")
-_TOO_SLOW = _refusal(408, "the request took too long to arrive")
-_NO_LENGTH = _refusal(411, "send Content-Length, or a chunked body")
-_BODY_TOO_LARGE = _refusal(413, "the body is too large")
-_NO_SUCH_EXPECTATION = _refusal(417, "only 100-continue can be expected")
-_HEAD_TOO_LARGE = _refusal(431, "the request line and headers are too large")
-_FAILED = _refusal(500, "internal error")
-_NO_SUCH_METHOD = _refusal(501, "no such method")
-_NO_SUCH_CODING = _refusal(501, "the only transfer coding is chunked")
-_NO_ROOM = _refusal(503, "too many connections", ("Retry-After", "1"))
-_NO_MEMORY = _refusal(503, "too many unfinished bodies", ("Retry-After", "1"))
-_NO_SUCH_VERSION = _refusal(505, "only HTTP/1.0 and HTTP/1.1 are supported")
+_BAD_REQUEST = refusal(400, "not a request that can be read safely")
+_TOO_SLOW = refusal(408, "the request took too long to arrive")
+_NO_LENGTH = refusal(411, "send Content-Length, or a chunked body")
+_BODY_TOO_LARGE = refusal(413, "the body is too large")
+_NO_SUCH_EXPECTATION = refusal(417, "only 100-continue can be expected")
+_HEAD_TOO_LARGE = refusal(431, "the request line and headers are too large")
+_FAILED = refusal(500, "internal error")
+_NO_SUCH_METHOD = refusal(501, "no such method")
+_NO_SUCH_CODING = refusal(501, "the only transfer coding is chunked")
+_NO_ROOM = refusal(503, "too many connections", ("Retry-After", "1"))
+_NO_MEMORY = refusal(503, "too many unfinished bodies", ("Retry-After", "1"))
+_NO_SUCH_VERSION = refusal(505, "only HTTP/1.0 and HTTP/1.1 are supported")
 
 
 class Server:
