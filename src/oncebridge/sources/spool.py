@@ -107,7 +107,7 @@ class Spool:
         self._writer: asyncio.Task[None] | None = None
         self._deleter: asyncio.Task[None] | None = None
         self._pump: Pump[int] | None = None
-        self._host: Host | None = None
+        self._batch = 0
         self._taken = 0
         self._filled = asyncio.Event()
         self._batch_bytes = _BATCH_BYTES
@@ -157,8 +157,9 @@ class Spool:
                         answered(at, answer)
                     except Exception as error:  # noqa: BLE001 - a source may raise anything
                         # Its type only: the text of an exception may quote the event.
-                        extra = {"error": type(error).__name__}
-                        _log.error("oncebridge.answer_failed", extra=extra)
+                        _log.error(
+                            "oncebridge.answer_failed", extra={"error": type(error).__name__}
+                        )
         finally:
             self._writer = None
 
@@ -269,7 +270,7 @@ class Spool:
     # --- the source --------------------------------------------------------------------
 
     async def open(self, host: Host) -> None:
-        self._host = host
+        self._batch = host.batch
         self._lock_exclusively()
         log = wal_limit(self._path)
         self._batch_bytes, self._reserve = min(_BATCH_BYTES, log), _LOGS_IN_RESERVE * log
@@ -304,8 +305,7 @@ class Spool:
 
     async def _take(self) -> list[SourceRecord[int]]:
         """Return the next records, waiting until there are some."""
-        assert self._host is not None  # noqa: S101
-        most, after = self._host.batch, self._taken
+        most, after = self._batch, self._taken
         self._filled.clear()
         try:
             rows = await self._file.run(lambda db: _take_rows(db.execute(_TAKE, (after, most))))

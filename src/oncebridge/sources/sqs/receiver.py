@@ -16,6 +16,8 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, Final, TypeVar
 
+from msgspec import Struct
+
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.queue import MOST_ENTRIES, Failure, Message, SqsQueue, advice, tens
 from oncebridge.base.clock import Dice
@@ -36,23 +38,24 @@ _OVER_AFTER_S: Final = 5.0
 _NOT_DELETED: Final = "oncebridge.messages_not_deleted"
 
 
-class _ReceivedMessage:
+class _ReceivedMessage(Struct, eq=False):
     """A message that is being processed."""
 
-    __slots__ = ("handle", "id", "is_hidden", "received_at", "until")
-
-    def __init__(self, name: str) -> None:
-        self.id = name
-        self.handle = ""
-        self.received_at = 0.0
-        self.until = 0.0
-        """When it becomes visible to others again."""
-        self.is_hidden = True
-        """False once SQS refuses to hide it any longer."""
+    id: str
+    handle: str = ""
+    received_at: float = 0.0
+    until: float = 0.0
+    """When it becomes visible to others again."""
+    is_hidden: bool = True
+    """False once SQS refuses to hide it any longer."""
 
     def longest_s(self, now: float) -> int:
         """Return for how many seconds it can be hidden from now on."""
         return max(int(self.received_at + LONGEST_S - now), 0)
+
+
+_Hiding = tuple[_ReceivedMessage, int]
+"""A message, and after how many seconds it becomes visible."""
 
 
 class ReceivedMessages:
@@ -158,7 +161,7 @@ class ReceivedMessages:
         held.is_hidden = False
         self._unlogged["oncebridge.messages_not_hidden"] += 1
 
-    async def _hide(self, changes: Sequence[tuple[_ReceivedMessage, int]]) -> list[Failure | None]:
+    async def _hide(self, changes: Sequence[_Hiding]) -> list[Failure | None]:
         return await self._in_tens(
             self._queue.change_visibility,
             [(held.handle, seconds) for held, seconds in changes],
@@ -213,32 +216,33 @@ class ReceivedMessages:
         self._forget([place for place, _ in pairs])
         async with self._extending:
             pass  # a running call would hide them again
-        pause_s = _TRY_AGAIN_S
-        for _ in range(_TRIES // 2):
-            answers = await self._hide(changes)
-            changes = [
-                change
-                for change, failure in zip(changes, answers, strict=True)
-                if failure is not None and failure.is_transient
-            ]
-            if not changes:
-                return
-            await asyncio.sleep(pause_s)
-            pause_s *= 2
-        # They become visible when their visibility timeout ends.
-        self._unlogged["oncebridge.messages_not_given_back"] += len(changes)
+        # Those that cannot be returned become visible when their visibility timeout ends.
+        await self._retried(
+            self._hide_once, changes, _TRIES // 2, "oncebridge.messages_not_given_back"
+        )
 
-    async def _delete(self, left: list[int]) -> None:
+    async def _hide_once(self, changes: Sequence[_Hiding]) -> list[_Hiding]:
+        """Set when messages become visible; return those to retry."""
+        pairs = zip(changes, await self._hide(changes), strict=True)
+        return [change for change, failure in pairs if failure and failure.is_transient]
+
+    async def _delete(self, places: list[int]) -> None:
+        # Those that cannot be deleted are redelivered, and found to be duplicates.
+        self._forget(await self._retried(self._delete_once, places, _TRIES, _NOT_DELETED))
+
+    async def _retried(
+        self, call: Callable[[list[_T]], Awaitable[list[_T]]], left: list[_T], tries: int, log: str
+    ) -> list[_T]:
+        """Make *call* until it returns nothing to retry; return, and count for *log*, what is left."""
         pause_s = _TRY_AGAIN_S
-        for _ in range(_TRIES):
-            left = await self._delete_once(left)
+        for _ in range(tries):
+            left = await call(left)
             if not left:
-                return
+                break
             await asyncio.sleep(pause_s * (1 + self._dice.fraction()))
             pause_s *= 2
-        # They are redelivered, and found to be duplicates.
-        self._forget(left)
-        self._unlogged[_NOT_DELETED] += len(left)
+        self._unlogged[log] += len(left)
+        return left
 
     async def _delete_once(self, places: Sequence[int]) -> list[int]:
         """Delete messages; return those to retry."""
