@@ -54,10 +54,8 @@ _BODILESS_METHODS = frozenset({"GET", "HEAD"})
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})[ \r]")
 
-_MAX_HEAD: Final = 65536
-"""The maximum size of a response until its head is complete."""
-_CHECK_AFTER_S: Final = 0.05
-"""A connection that was idle for longer is checked before it is used."""
+_MAX_HEAD: Final = 65536  # the maximum size of a response until its head is complete
+_CHECK_AFTER_S: Final = 0.05  # a connection that was idle for longer is checked before it is used
 _REFUSALS = (
     *("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNSUPPORTED_CERTIFICATE", "UNKNOWN_CA"),
     *("CERTIFICATE_REVOKED", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN", "ACCESS_DENIED"),

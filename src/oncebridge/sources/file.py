@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -33,8 +33,7 @@ from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
 from oncebridge.sources.pump import Pump, SourceRecord
 
 _T = TypeVar("_T")
-_Place = tuple[int, int]
-"""The position after a record, and its last line."""
+_Place = tuple[int, int]  # the position after a record, and its last line
 _log = logging.getLogger("oncebridge")
 
 _SAMPLE = 4096
@@ -66,7 +65,6 @@ class FileSource:
         self._pump: Pump[_Place | None] | None = None
         self._checkpoint: Checkpoint | None = None
         self._host: Host
-        self._reader = _ReaderThread()
         self._is_packed = False
         self._place: _Place = (0, 0)
         self._stopping = asyncio.Event()
@@ -138,9 +136,7 @@ class FileSource:
     # --- reading -----------------------------------------------------------------------
 
     async def _take(self) -> list[SourceRecord[_Place | None]] | None:
-        records = await self._reader.run(
-            partial(self._records.read, self._host.batch, _BATCH_BYTES)
-        )
+        records = await _in_thread(partial(self._records.read, self._host.batch, _BATCH_BYTES))
         # The position is recorded for whole batches: each save releases the claim for a moment.
         return [_record_of(record, is_last=record is records[-1]) for record in records] or None
 
@@ -228,34 +224,21 @@ def _digest(text: bytes) -> str:
     return blake2b(text, digest_size=16).hexdigest()
 
 
-class _ReaderThread:
+async def _in_thread(work: Callable[[], _T]) -> _T:
     """
-    Runs blocking work in a daemon thread.
+    Run blocking work in a daemon thread.
 
     A read from a terminal or a pipe ends when something is written there; a process that is
     stopped must not depend on that.
     """
+    result: Future[_T] = Future()
+    result.set_running_or_notify_cancel()  # so that it is not cancelled with the caller
 
-    async def run(self, work: Callable[[], _T]) -> _T:
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[_T] = loop.create_future()
+    def body() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised to the caller
+            result.set_exception(error)
 
-        def settle(value: _T | None, error: BaseException | None) -> None:
-            if result.done():
-                return
-            if error is not None:
-                result.set_exception(error)
-            else:
-                result.set_result(value)  # type: ignore[arg-type] # one of them is there
-
-        def body() -> None:
-            value, failure = None, None
-            try:
-                value = work()
-            except BaseException as error:  # noqa: BLE001 - raised to the caller
-                failure = error
-            with suppress(RuntimeError):  # the loop may be gone by now
-                loop.call_soon_threadsafe(settle, value, failure)
-
-        threading.Thread(target=body, name="oncebridge-file", daemon=True).start()
-        return await result
+    threading.Thread(target=body, name="oncebridge-file", daemon=True).start()
+    return await asyncio.wrap_future(result)

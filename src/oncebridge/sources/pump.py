@@ -159,8 +159,7 @@ class Pump(Generic[_H]):
         self._ready: deque[SourceRecord[_H]] = deque()
         self._waiting: list[tuple[float, int, SourceRecord[_H]]] = []
         """A heap of records to retry, by the time when they are due."""
-        self._retrying = 0
-        """How many unfinished records have failed at least once."""
+        self._retrying = 0  # how many unfinished records have failed at least once
         self._numbers = count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._soon: asyncio.Handle | None = None

@@ -42,10 +42,8 @@ _TAKE = "SELECT number, raw FROM oncebridge_spool WHERE number > ? ORDER BY numb
 _MOST_AT_ONCE, _MOST_WAITING = 1000, 20_000
 _BATCH_BYTES = 4 * 1024 * 1024
 _TRY_AGAIN_S = 1.0
-_WARN_S = 60.0
-"""The least time between two warnings that nothing can be written."""
-_LOGS_IN_RESERVE = 4
-"""How many write-ahead logs have to fit into the space that is left free."""
+_WARN_S = 60.0  # the least time between two warnings that nothing can be written
+_LOGS_IN_RESERVE = 4  # how many write-ahead logs have to fit into the space that is left free
 
 SPOOLED = RouterAnswer(acknowledge=True, verdict=None)
 _FULL = RouterAnswer(
@@ -113,17 +111,13 @@ class Spool:
         self._batch_bytes = _BATCH_BYTES
         self._reserve = 0
         """The space that is left free on the disk, so that records can still be deleted."""
-        self._problem: _WriteProblem | None = None
-        """Why the last write failed, if it did."""
-        self._needed = 0
-        """The number of bytes of that write."""
-        self._refused = 0
-        """Records that were refused since the last warning."""
+        self._problem: _WriteProblem | None = None  # why the last write failed, if it did
+        self._needed = 0  # the number of bytes of that write
+        self._refused = 0  # records that were refused since the last warning
         self._warn_at_s = 0.0
         self._has_warned = False
         self._prober: asyncio.Task[None] | None = None
-        self._undeleted: list[int] = []
-        """Records that are final but not deleted yet."""
+        self._undeleted: list[int] = []  # records that are final but not deleted yet
         self._is_closed = False
         self.depth = 0
         """The number of records in the spool."""

@@ -28,12 +28,9 @@ from oncebridge.sources.kinesis.stream import (
     RecordPage,
 )
 
-_SILENCE_S: Final = 40
-"""Kinesis sends something every few seconds, even if it is empty."""
-_APART_S: Final = 1.1
-"""Kinesis allows one subscription a second for each shard."""
-_IN_USE_S: Final = 5.0
-"""A new subscription cannot be taken over for so long."""
+_SILENCE_S: Final = 40  # Kinesis sends something every few seconds, even if it is empty
+_APART_S: Final = 1.1  # Kinesis allows one subscription a second for each shard
+_IN_USE_S: Final = 5.0  # a new subscription cannot be taken over for so long
 _ACTIVE_WITHIN_S: Final = 60.0
 
 

@@ -39,8 +39,7 @@ _IS_AGGREGATED: Final = (
     "turn its aggregation off (AggregationEnabled = false)"
 )
 
-_Place = tuple[str, int]
-"""The sequence number of a record, and when it arrived at Kinesis."""
+_Place = tuple[str, int]  # the sequence number of a record, and when it arrived at Kinesis
 
 
 class KinesisTimings(Struct, frozen=True):

@@ -17,8 +17,7 @@ from oncebridge.sources.kinesis.stream import KinesisStream, Position, RecordPag
 
 _log = logging.getLogger("oncebridge")
 
-_APART_S: Final = 0.25
-"""A shard answers five calls a second, of all its readers together."""
+_APART_S: Final = 0.25  # a shard answers five calls a second, of all its readers together
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _LOG_AT: Final = 3
 _LIMIT: Final = 2000

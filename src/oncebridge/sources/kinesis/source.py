@@ -53,8 +53,7 @@ _T = TypeVar("_T")
 
 _log = logging.getLogger("oncebridge")
 
-_SKIP_S: Final = 10.0
-"""A shard whose reading ended in an unexpected error is skipped for so long."""
+_SKIP_S: Final = 10.0  # a shard whose reading ended in an unexpected error is skipped for so long
 _MINUTE_MS: Final = 60_000
 
 

@@ -24,8 +24,7 @@ _ARN = re.compile(
     r"arn:aws[a-z-]*:kinesis:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):stream/(?P<name>[^/]+)"
 )
 _PAGE: Final = 1000
-_PAGE_TIMEOUT: Final = timedelta(seconds=30)
-"""A response may have up to 14 MB."""
+_PAGE_TIMEOUT: Final = timedelta(seconds=30)  # a response may have up to 14 MB
 
 
 class Shard(Struct, frozen=True, order=True):

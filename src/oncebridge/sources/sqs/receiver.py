@@ -30,8 +30,7 @@ LONGEST_S: Final = 43_195
 """SQS hides a message for at most twelve hours after it was received; this leaves a margin."""
 
 _LEAVE_S: Final = 2.0
-_LINGER_S = 0.05
-"""A short wait fills calls: ten messages in a call cost no more than one."""
+_LINGER_S = 0.05  # a short wait fills calls: ten messages in a call cost no more than one
 _TRIES: Final = 6
 _TRY_AGAIN_S: Final = 0.2
 _OVER_AFTER_S: Final = 5.0
@@ -54,8 +53,7 @@ class _ReceivedMessage(Struct, eq=False):
         return max(int(self.received_at + LONGEST_S - now), 0)
 
 
-_Hiding = tuple[_ReceivedMessage, int]
-"""A message, and after how many seconds it becomes visible."""
+_Hiding = tuple[_ReceivedMessage, int]  # a message, and after how many seconds it becomes visible
 
 
 class ReceivedMessages:
@@ -70,8 +68,7 @@ class ReceivedMessages:
         self._by_id: dict[str, _ReceivedMessage] = {}
         self._failure_logs: dict[str, FailureLog] = {}
         self._extending = asyncio.Lock()
-        self._final: list[int] = []
-        """Messages that are about to be deleted."""
+        self._final: list[int] = []  # messages that are about to be deleted
         self._lingering: asyncio.TimerHandle | None = None
         self._back: list[tuple[int, int]] = []
         """Messages that are about to be returned, and after how many seconds they are visible."""

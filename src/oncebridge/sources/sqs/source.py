@@ -87,8 +87,7 @@ class SqsSource:
         self._host: Host
         self._received: ReceivedMessages
         self._pump: Pump[int] | None = None
-        self._first: list[SourceRecord[int]] = []
-        """Messages received by the check of permissions."""
+        self._first: list[SourceRecord[int]] = []  # messages received by the check of permissions
         self._is_stopping = False
 
     @classmethod
