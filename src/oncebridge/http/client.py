@@ -100,25 +100,6 @@ class _ClientConnection(asyncio.Protocol):
     *waiter* is set exactly while a request is in progress.
     """
 
-    __slots__ = (
-        "_begun",
-        "_body",
-        "_complete",
-        "_headers",
-        "_is_first",
-        "_is_head",
-        "_keep",
-        "_keep_alive",
-        "_left",
-        "_parser",
-        "_pool",
-        "_seen",
-        "idle_s",
-        "idle_since",
-        "transport",
-        "waiter",
-    )
-
     def __init__(self, pool: "_Pool") -> None:
         self._pool = pool
         self._parser = httptools.HttpResponseParser(self)
@@ -243,9 +224,11 @@ class _ClientConnection(asyncio.Protocol):
             self._headers = {}  # interim; the final response follows
             self._begun = False
         else:
-            self._keep = self._parser.should_keep_alive() and (
-                not self._pool.requires_keep_alive or self._is_kept_alive()
-            )
+            self._keep = self._parser.should_keep_alive()
+            if self._pool.requires_keep_alive:
+                names = (b"connection", b"proxy-connection")
+                said = b",".join([self._headers.get(name, b"").lower() for name in names])
+                self._keep = self._keep and b"keep-alive" in said
             self._complete = True
 
     # --- the end of a request ----------------------------------------------------------
@@ -294,12 +277,6 @@ class _ClientConnection(asyncio.Protocol):
         elif self._seen > _MAX_HEAD + 8 * self._pool.max_answer:
             self._keep = False
             self._finish_request()
-
-    def _is_kept_alive(self) -> bool:
-        return any(
-            b"keep-alive" in self._headers.get(name, b"").lower()
-            for name in (b"connection", b"proxy-connection")
-        )
 
     def _ends_at_close(self) -> bool:
         coding = self._headers.get(b"transfer-encoding", b"").lower()
@@ -443,7 +420,10 @@ class Client:
 
         Raise `ValueError`, and send nothing, if a header is invalid.
         """
-        return await self._send(self._write(body, headers, method))
+        start = self._starts.get(method)
+        if start is None:
+            start = self._starts[method] = self._start_line(method, self.target.path)
+        return await self._send(self._join(start, body, headers))
 
     async def request(
         self,
@@ -478,9 +458,6 @@ class Client:
 
     # --- the request -------------------------------------------------------------------
 
-    def _write(self, body: bytes, headers: Sequence[tuple[str, str]], method: str) -> bytes:
-        return self._join(self._starts.get(method) or self._start(method), body, headers)
-
     def _join(
         self,
         start: bytes,
@@ -498,10 +475,6 @@ class Client:
             lines += f"{name}: {value}\r\n"
         lines += f"Content-Length: {len(body)}\r\n\r\n" if has_length else "\r\n"
         return b"%b%b%b" % (start, lines.encode("latin-1"), body)
-
-    def _start(self, method: str) -> bytes:
-        self._starts[method] = written = self._start_line(method, self.target.path)
-        return written
 
     def _start_line(self, method: str, path: str) -> bytes:
         if not _TOKEN.fullmatch(method):
