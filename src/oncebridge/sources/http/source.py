@@ -1,15 +1,8 @@
 """
 Events by HTTP: one, an array, or one per line.
 
-| status | when                                                                          |
-| ------ | ----------------------------------------------------------------------------- |
-| 200    | each event is delivered, a duplicate, or stored in the dead letters            |
-| 202    | each event is stored on disk, to be forwarded (with a spool)                   |
-| 503    | at least one has to be sent again; `Retry-After` says when, at least 1 second  |
-| 401    | not authenticated, or without auth for an unknown `Host`                       |
-| 403    | sent by a web page of another site                                             |
-| 411    | neither a length nor a chunked body                                            |
-| 413    | larger than the limit, or more events than one request may have                |
+The status is 200 if each event is delivered, a duplicate, or stored in the dead letters; 202 if
+each is stored on disk, to be forwarded (with a spool); 503 if at least one has to be sent again.
 
 EventBridge drops events that are refused with 400, 403, 404, 413 or 422, so a body that cannot be
 parsed is stored in the dead letters and answered with 200. The response is sent within

@@ -20,13 +20,7 @@ from oncebridge.aws.client import AwsError
 from oncebridge.aws.options import AwsOptions
 from oncebridge.errors import ConfigError
 from oncebridge.sources.kinesis.shard_feed import FailureBackoff
-from oncebridge.sources.kinesis.stream import (
-    ConsumerInfo,
-    KinesisRecord,
-    KinesisStream,
-    Position,
-    RecordPage,
-)
+from oncebridge.sources.kinesis.stream import KinesisRecord, KinesisStream, Position, RecordPage
 
 _SILENCE_S: Final = 40  # Kinesis sends something every few seconds, even if it is empty
 _APART_S: Final = 1.1  # Kinesis allows one subscription a second for each shard
@@ -45,28 +39,25 @@ async def registered(stream: KinesisStream, arn: str, name: str) -> str:
     """Return the ARN of the consumer *name*; register it if there is none."""
     now_s = asyncio.get_running_loop().time
     ends_s = now_s() + _ACTIVE_WITHIN_S
-    while not (found := await _find_or_register(stream, arn, name)).is_active:
+    while True:
+        try:
+            found = await stream.consumer(arn, name)
+            if found.is_active:
+                return found.arn
+        except AwsError as error:
+            if error.code != "ResourceNotFoundException":
+                raise
+            try:
+                await stream.register(arn, name)
+            except AwsError as refused:
+                if refused.code != "ResourceInUseException":  # another worker registered it
+                    raise
         if now_s() > ends_s:
             raise ConfigError(
                 "fan_out",
                 f"the consumer {name} did not become active within {_ACTIVE_WITHIN_S:g} s; check it in AWS",
             )
         await asyncio.sleep(1)
-    return found.arn
-
-
-async def _find_or_register(stream: KinesisStream, arn: str, name: str) -> ConsumerInfo:
-    try:
-        return await stream.consumer(arn, name)
-    except AwsError as error:
-        if error.code != "ResourceNotFoundException":
-            raise
-    try:
-        return await stream.register(arn, name)
-    except AwsError as error:
-        if error.code != "ResourceInUseException":
-            raise
-        return await stream.consumer(arn, name)  # another worker registered it
 
 
 class FanOutConsumer:
@@ -116,9 +107,7 @@ class PushedFeed:
     def __init__(
         self, consumer: FanOutConsumer, shard: str, position: Position, *, pauses: FailureBackoff
     ) -> None:
-        self._consumer = consumer
-        self._shard = shard
-        self._position = position
+        self._consumer, self._shard, self._position = consumer, shard, position
         self._pauses = pauses
         self._listener: _Listener | None = None
         self._due_s = 0.0

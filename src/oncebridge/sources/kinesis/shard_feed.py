@@ -21,6 +21,7 @@ _APART_S: Final = 0.25  # a shard answers five calls a second, of all its reader
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _LOG_AT: Final = 3
 _LIMIT: Final = 2000
+_FAILURES: Final = (AwsError, NotSent, Unclear, ConfigError)  # the last: there are no credentials
 
 
 class ShardFeed(Protocol):
@@ -96,12 +97,7 @@ class PolledFeed:
             began = self._now()
             try:
                 page = await self._ask()
-            except (
-                AwsError,
-                ConfigError,
-                NotSent,
-                Unclear,
-            ) as error:  # ConfigError: no credentials
+            except _FAILURES as error:
                 self._due_s = began + max(self._pause_s(error), _APART_S)
                 continue
             self._pauses.succeeded()
@@ -132,7 +128,7 @@ class PolledFeed:
             self._position = Position()
             return await self._stream.iterator(self._shard, self._position)
 
-    def _pause_s(self, error: AwsError | ConfigError | NotSent | Unclear) -> float:
+    def _pause_s(self, error: Exception) -> float:
         if isinstance(error, Unclear):
             self._limit = max(self._limit // 2, 1)  # the page may be too large for the connection
         if isinstance(error, AwsError) and not error.retryable:

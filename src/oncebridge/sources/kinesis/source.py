@@ -1,15 +1,13 @@
 """
 Events from a Kinesis stream, shared by any number of workers.
 
-**Checkpoints:** for each shard, the last record up to which everything is final (delivered, a
-duplicate, in the dead letters), about every second while it moves and at a stop. A record that
+**Checkpoints:** for each shard, the last record up to which everything is final. A record that
 failed is never skipped: it is retried in place, and meanwhile only records with other partition
 keys continue.
-**Sharing:** each shard is read by one worker at a time, which holds its checkpoint in the store.
-Workers of a *group* find each other there, and each takes its share. A worker that stops releases
-its shards at once; those of a worker that dies are taken over when its leases end.
+**Sharing:** each shard is read by the worker that holds its checkpoint in the store. Workers of a
+*group* find each other there, and each takes its share.
 **Outages:** while the store or all sinks are unavailable nothing is read; while Kinesis is
-unavailable, reading is retried. Records stay in the stream for its retention period.
+unavailable, reading is retried.
 """
 
 import asyncio
@@ -24,7 +22,6 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 from oncebridge.aws.client import AwsError, NotSent, Unclear
 from oncebridge.aws.options import AwsOptions
 from oncebridge.base.clock import ms, wait_until_set
-from oncebridge.base.durations import format_duration
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError
 from oncebridge.sources.api import Host
@@ -203,7 +200,10 @@ class KinesisSource:
             self._consumer = FanOutConsumer(arn, options)
         else:
             await self._try_to_read(shards)
-        self._warn_if_retention_exceeds_window(summary.retention)
+        if times := self._host.outlasted_window(summary.retention):
+            _log.warning(
+                "oncebridge.stream_outlasts_window", extra={"stream": stream.name, **times}
+            )
         self._roster = Roster(
             self._host.store,
             f"{summary.arn}\0{options.group}",
@@ -238,21 +238,6 @@ class KinesisSource:
                 raise
             raise ConfigError("source", message) from None
 
-    def _warn_if_retention_exceeds_window(self, retention: timedelta) -> None:
-        """Warn if the stream keeps records for longer than their events are remembered."""
-        windows = [gateway.settings.window for gateway in self._host.router.gateways]
-        windows += [
-            tier.window
-            for gateway in self._host.router.gateways
-            for rule in gateway.rules.rules
-            for tier in rule.tiers
-        ]
-        if retention > min(windows):
-            times = {"retention": retention, "window": min(windows)}
-            durations = {name: format_duration(time) for name, time in times.items()}
-            fields = {"stream": self._stream.name, **durations}
-            _log.warning("oncebridge.stream_outlasts_window", extra=fields)
-
     # --- sharing -----------------------------------------------------------------------
 
     async def _refresh(self) -> None:
@@ -273,7 +258,8 @@ class KinesisSource:
             del self._held[shard]
             if held.is_ended:
                 self._ended.add(shard)
-                self._listed_s, self._has_news = -1e9, True
+                self._has_news = True
+                self._list_soon()
             if not held.task.cancelled() and (error := held.task.exception()):
                 # Its type only: the text of an exception may quote the event.
                 place = {"stream": self._stream.name, "shard": shard.id}
@@ -292,7 +278,7 @@ class KinesisSource:
         await self._roster.renew(start_ms, has_news=has_news)
         self._has_news = False
         if self._roster.news != before + has_news:
-            self._listed_s = -1e9  # another worker reached the end of a shard
+            self._list_soon()  # another worker reached the end of a shard
 
     async def _list(self) -> None:
         if self._now() - self._listed_s < self._times.list.total_seconds():

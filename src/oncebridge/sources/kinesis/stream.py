@@ -183,12 +183,10 @@ class KinesisStream:
             "DescribeStreamConsumer", asked, ConsumerInfo, "ConsumerDescription", named=False
         )
 
-    async def register(self, arn: str, name: str) -> ConsumerInfo:
+    async def register(self, arn: str, name: str) -> None:
         """Register a consumer; it takes a moment until it is active."""
         asked = {"StreamARN": arn, "ConsumerName": name}
-        return await self._call(
-            "RegisterStreamConsumer", asked, ConsumerInfo, "Consumer", named=False
-        )
+        await self._call("RegisterStreamConsumer", asked, ConsumerInfo, "Consumer", named=False)
 
     async def aclose(self) -> None:
         await self._client.aclose()
