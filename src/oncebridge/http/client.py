@@ -236,12 +236,8 @@ class _ClientConnection(asyncio.Protocol):
     def _finish_request(self) -> None:
         """Set the response, and return the connection to the pool if it can be reused."""
         waiter = cast("asyncio.Future[ClientResponse]", self.waiter)
-        body = self._body
-        answer = ClientResponse(
-            self._parser.get_status_code(),
-            self._headers,
-            body[0] if len(body) == 1 else b"".join(body),
-        )
+        status, body = self._parser.get_status_code(), b"".join(self._body)
+        answer = ClientResponse(status, self._headers, body)
         transport = self.transport
         if (
             self._keep
@@ -296,7 +292,8 @@ class _Pool:
         self._open: dict[_ClientConnection, None] = {}
         self._idle: dict[_ClientConnection, None] = {}  # the most recently used last
         self._sweeper: asyncio.TimerHandle | None = None
-        self._all_closed: asyncio.Future[None] | None = None
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
 
     def bound_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop; looked up once, because Python 3.11 makes a system call for it."""
@@ -309,9 +306,8 @@ class _Pool:
         while self._idle:
             connection, _ = self._idle.popitem()
             rested_s = now - connection.idle_since
-            if rested_s < connection.idle_s and (
-                rested_s < _CHECK_AFTER_S or not connection.is_stale()
-            ):
+            is_fresh = rested_s < _CHECK_AFTER_S
+            if rested_s < connection.idle_s and (is_fresh or not connection.is_stale()):
                 return connection
             connection.abort()
         return None
@@ -335,6 +331,7 @@ class _Pool:
 
     def opened(self, connection: _ClientConnection) -> None:
         self._open[connection] = None
+        self._all_closed.clear()
 
     def forget(self, connection: _ClientConnection) -> None:
         """Do not use a connection again."""
@@ -343,22 +340,17 @@ class _Pool:
     def closed(self, connection: _ClientConnection) -> None:
         """Note that a connection is closed."""
         self._open.pop(connection, None)
-        if self._all_closed is not None and not self._open:
-            self._all_closed.set_result(None)
-            self._all_closed = None
+        if not self._open:
+            self._all_closed.set()
 
     async def aclose(self) -> None:
         self.is_closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
-        if not self._open:
-            return
         for connection in list(self._open):
             connection.transport.abort()
-        if self._all_closed is None:
-            self._all_closed = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._all_closed)
+        await self._all_closed.wait()
 
     def _sweep(self) -> None:
         """Close the connections that were idle too long; one timer serves all of them."""
@@ -436,9 +428,8 @@ class Client:
         if not (path.startswith("/") and VISIBLE.fullmatch(path)):
             raise ValueError("a path starts with / and is percent-encoded")
         start = self._start_line(method, path)
-        request = self._join(
-            start, body, headers, has_length=bool(body) or method not in _BODILESS_METHODS
-        )
+        has_length = bool(body) or method not in _BODILESS_METHODS
+        request = self._join(start, body, headers, has_length=has_length)
         return await self._send(request, is_head=method == "HEAD")
 
     async def _send(self, request: bytes, *, is_head: bool = False) -> ClientResponse:

@@ -173,9 +173,8 @@ class Spool:
         def insert(db: sqlite3.Connection) -> None:
             self._check_room(db, size)
             with transaction(db):
-                db.executemany(
-                    "INSERT INTO oncebridge_spool (raw) VALUES (?)", [(raw,) for raw in raws]
-                )
+                rows = [(raw,) for raw in raws]
+                db.executemany("INSERT INTO oncebridge_spool (raw) VALUES (?)", rows)
 
         try:
             await self._file.run(insert)
@@ -218,10 +217,9 @@ class Spool:
         if loop.time() >= self._warn_at_s:
             self._warn_at_s = loop.time() + _WARN_S
             self._has_warned = True
-            fields = {"what": f"{problem.what}; senders get 503", "error": str(error)}
-            _log.warning(
-                problem.event, extra={**fields, "refused": self._refused, "fix": problem.fix}
-            )
+            what = f"{problem.what}; senders get 503"
+            fields = {"what": what, "error": str(error), "fix": problem.fix}
+            _log.warning(problem.event, extra={**fields, "refused": self._refused})
             self._refused = 0
         if self._prober is None:
             self._prober = loop.create_task(self._probe())
@@ -331,14 +329,12 @@ class Spool:
             self._deleter = None
 
     async def _delete(self) -> None:
-        """Delete the records that are final, also those that could not be deleted before."""
         numbers, self._undeleted = self._undeleted, []
 
         def delete(db: sqlite3.Connection) -> None:
             with transaction(db):
-                db.executemany(
-                    "DELETE FROM oncebridge_spool WHERE number = ?", [(n,) for n in numbers]
-                )
+                rows = [(number,) for number in numbers]
+                db.executemany("DELETE FROM oncebridge_spool WHERE number = ?", rows)
 
         try:
             await self._file.run(delete)

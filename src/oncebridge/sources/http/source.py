@@ -474,7 +474,6 @@ def _result(answer: RouterAnswer | None) -> dict[str, Any]:
 
 
 def _route_result(outcome: Outcome) -> dict[str, str]:
-    """Return the outcome on one of several routes; each has rules and keys of its own."""
     found = {"verdict": outcome.verdict, "rule": outcome.rule, "key": outcome.key.hex()}
     return found | ({"reason": outcome.reason} if outcome.reason else {})
 

@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.options import AwsOptions
 from oncebridge.errors import ConfigError
-from oncebridge.sources.kinesis.shard_feed import FailureBackoff
+from oncebridge.sources.kinesis.shard_feed import FailureBackoff, ShardFeed
 from oncebridge.sources.kinesis.stream import KinesisRecord, KinesisStream, Position, RecordPage
 
 _SILENCE_S: Final = 40  # Kinesis sends something every few seconds, even if it is empty
@@ -101,24 +101,22 @@ class FanOutConsumer:
         )
 
 
-class PushedFeed:
-    """Receives the records of *shard*, from *position* on, by enhanced fan-out."""
+class PushedFeed(ShardFeed):
+    """Receives the records of a shard by enhanced fan-out."""
 
     def __init__(
-        self, consumer: FanOutConsumer, shard: str, position: Position, *, pauses: FailureBackoff
+        self, shard: str, position: Position, pauses: FailureBackoff, *, consumer: FanOutConsumer
     ) -> None:
-        self._consumer, self._shard, self._position = consumer, shard, position
-        self._pauses = pauses
+        super().__init__(shard, position, pauses)
+        self._consumer = consumer
         self._listener: _Listener | None = None
-        self._due_s = 0.0
 
     async def page(self) -> RecordPage:
         while True:
             listener = self._listener
             if listener is None:
-                now = asyncio.get_running_loop().time
-                await asyncio.sleep(max(self._due_s - now(), 0))
-                self._due_s = now() + _APART_S
+                await asyncio.sleep(max(self._due_s - self._now(), 0))
+                self._due_s = self._now() + _APART_S
                 listener = self._listener = _Listener(self._consumer, self._shard, self._position)
             pushed = await listener.pushed()
             if isinstance(pushed, str):
@@ -136,7 +134,7 @@ class PushedFeed:
     def _resubscribe_after(self, what: str) -> None:
         self.close()
         self._listener = None
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._now()
         if what == "ResourceInUseException":
             # The worker that had the shard before has not closed yet, or another group uses the
             # same consumer; only the latter lasts long.

@@ -356,9 +356,9 @@ class KinesisSource:
     def _make_feed(self, shard: Shard, position: Position) -> ShardFeed:
         pauses = FailureBackoff(self._stream.name, shard.id, self._host.dice, self._list_soon)
         if self._consumer is not None:
-            return PushedFeed(self._consumer, shard.id, position, pauses=pauses)
+            return PushedFeed(shard.id, position, pauses, consumer=self._consumer)
         poll_s = self._options.poll.total_seconds()
-        return PolledFeed(self._stream, shard.id, position, poll_s=poll_s, pauses=pauses)
+        return PolledFeed(shard.id, position, pauses, stream=self._stream, poll_s=poll_s)
 
     def _checkpoint(self, shard: Shard) -> Checkpoint:
         assert self._summary is not None  # noqa: S101 - or nothing is listed
@@ -380,13 +380,13 @@ class KinesisSource:
 
     async def _attempt(self, what: str, step: Callable[[], Awaitable[None]]) -> bool:
         """Run a step; return True if it worked. The next refresh tries it again."""
+        failure = ""
         try:
             await step()
         except OncebridgeError as error:
-            self._log_failure(what, str(error))
-            return False
-        self._log_failure(what, "")
-        return True
+            failure = str(error)
+        self._log_failure(what, failure)
+        return not failure
 
     def _log_failure(self, what: str, error: str) -> None:
         """Log the failure of a step, once, and when it is over."""

@@ -1,11 +1,10 @@
 """
 Messages of a queue while they are processed.
 
-They are hidden from other receivers for as long as they are processed, up to the twelve hours
-that SQS allows, and then deleted or returned to the queue, ten in a call and several calls at
-once. Calls that fail are retried a few times. In any case nothing is lost: a message that is not
-deleted is redelivered and found to be a duplicate, and one that is not returned becomes visible
-when its visibility timeout is over.
+They are hidden from other receivers for as long as they are processed, and then deleted or
+returned to the queue, ten in a call and several calls at once. Calls that fail are retried a few
+times. In any case nothing is lost: a message that is not deleted is redelivered and found to be a
+duplicate, and one that is not returned becomes visible when its visibility timeout is over.
 """
 
 import asyncio
@@ -173,7 +172,7 @@ class ReceivedMessages:
         if len(self._final) < MOST_ENTRIES:
             self._start_calls_soon()
         else:
-            self._start_deleting()
+            self._start_calls()
 
     def return_to_queue(self, place: int, seconds: int) -> None:
         """Return a message to the queue, by its number, visible after so many seconds."""
@@ -190,14 +189,11 @@ class ReceivedMessages:
             self._lingering.cancel()
             self._lingering = None
         if self._final:
-            self._start_deleting()
+            final, self._final = self._final, []
+            self._start(self._delete(final))
         if self._back:
             back, self._back = self._back, []
             self._start(self._return(back))
-
-    def _start_deleting(self) -> None:
-        final, self._final = self._final, []
-        self._start(self._delete(final))
 
     def _start(self, call: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(call)
