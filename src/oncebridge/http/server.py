@@ -23,6 +23,7 @@ The states of a connection:
 import asyncio
 import errno
 import logging
+import os
 import re
 import socket
 import ssl
@@ -967,7 +968,9 @@ async def _listen(host: str, port: int) -> list[socket.socket]:
         if listening:  # port 0 was asked for, and the first has picked one
             address = (address[0], listening[0].getsockname()[1], *address[2:])  # noqa: PLW2901
         try:
-            listening.append(_listener(family, address))
+            sock = socket.create_server(address, family=family, backlog=1024)
+            sock.setblocking(False)
+            listening.append(sock)
         except OSError as error:
             # A name may have an IPv6 address although this machine has no IPv6.
             if problem is None or error.errno not in _NOT_LOCAL:
@@ -991,21 +994,6 @@ async def _addresses(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
     return list(dict.fromkeys((entry[0], entry[4]) for entry in found))
 
 
-def _listener(family: int, address: tuple[Any, ...]) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(address)
-        sock.listen(1024)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
 def _advice(problem: OSError) -> str:
     match problem.errno:
         case errno.EADDRINUSE:
@@ -1018,4 +1006,4 @@ def _advice(problem: OSError) -> str:
         case errno.EACCES | errno.EPERM:
             return "ports below 1024 need special privileges; choose 1024 or above"
         case _:
-            return f"cannot listen there ({problem.strerror})"
+            return f"cannot listen there ({os.strerror(problem.errno or 0)})"
