@@ -85,7 +85,7 @@ class Source(Protocol):
 
     def progress(self) -> tuple[int, int] | None:
         """Return the position and the total, if they are known."""
-        ...
+        return None
 
     async def aclose(self) -> None:
         """Close sockets and files; safe to repeat."""

@@ -7,9 +7,7 @@ the source starts again, which is what the lost keys need, too.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-
-from msgspec import Struct
+from collections.abc import Callable
 
 from oncebridge.base.clock import Dice, wait_until_set
 from oncebridge.errors import OncebridgeError, StoreError, StoreUnavailable
@@ -28,16 +26,6 @@ class CheckpointTaken(OncebridgeError):
             f"{name}: another process is reading it; its claim ends in {left_s:.0f} s at the earliest"
         )
         self.left_s = left_s
-
-
-class CheckpointState(Struct, frozen=True, gc=False):
-    """The state of a checkpoint at one moment."""
-
-    place: bytes
-    is_held: bool
-    """A worker holds it, until *until_ms* unless it is extended."""
-    until_ms: int
-    """In the store's time. If no worker holds it: when it was released."""
 
 
 class Checkpoint:
@@ -131,14 +119,3 @@ class Checkpoint:
         if isinstance(answer, NoAnswer):
             raise StoreUnavailable(answer.reason)
         return answer is Reply.RELEASED
-
-
-async def read_states(store: Store, checkpoints: Sequence[Checkpoint]) -> list[CheckpointState]:
-    """Return the states of several checkpoints, without claiming any."""
-    records = await store.peek([checkpoint.key for checkpoint in checkpoints])
-    return [
-        CheckpointState(record.memo, bool(record.token), record.until_ms)
-        if record is not None
-        else CheckpointState(b"", is_held=False, until_ms=0)
-        for record in records
-    ]

@@ -26,7 +26,7 @@ from msgspec import Struct
 from oncebridge.base.private_files import open_private
 from oncebridge.engine.router import OnAnswer, RouterAnswer
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
-from oncebridge.sources.api import Host
+from oncebridge.sources.api import Host, Source
 from oncebridge.sources.pump import Pump, SourceRecord
 from oncebridge.stores.sqlite.database import Disk, SQLiteFile, transaction, wal_limit
 
@@ -88,7 +88,7 @@ class _NoRoom(StoreUnavailable):
         self.problem = problem
 
 
-class Spool:
+class Spool(Source):
     """
     Stores records in the file at *path* until they are forwarded: an inbox and a source.
 
@@ -278,9 +278,6 @@ class Spool:
     def stop(self) -> None:
         if self._pump is not None:
             self._pump.stop()
-
-    def progress(self) -> tuple[int, int] | None:
-        return None
 
     async def aclose(self) -> None:
         self._is_closed = True

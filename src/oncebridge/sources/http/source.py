@@ -37,7 +37,7 @@ from oncebridge.http.client_address import TrustedProxies, proxy_errors
 from oncebridge.http.cross_site import OwnNames, host_errors, requested_host
 from oncebridge.http.health import ALIVE, readiness
 from oncebridge.http.server import Request, Response, Server, ServerLimits, refusal
-from oncebridge.sources.api import Host, TraceparentReader
+from oncebridge.sources.api import Host, Source, TraceparentReader
 from oncebridge.sources.http.openapi import describe
 
 _log = logging.getLogger("oncebridge")
@@ -102,7 +102,7 @@ class HttpSourceOptions(AuthOptions, frozen=True, kw_only=True):
     tls_key: Annotated[str | None, Doc("Its private key (PEM).", "key.pem")] = None
 
 
-class HttpSource:
+class HttpSource(Source):
     """Listens on *host* and *port*, and accepts events at *path*."""
 
     Options: ClassVar = HttpSourceOptions
@@ -216,9 +216,6 @@ class HttpSource:
         self._stopped.set()
         if self._server is not None:
             self._server.stop()
-
-    def progress(self) -> tuple[int, int] | None:
-        return None
 
     async def aclose(self) -> None:
         self.stop()

@@ -19,9 +19,8 @@ from msgspec import Struct
 
 from oncebridge.base.clock import Dice
 from oncebridge.events.key import make_key
-from oncebridge.sources.checkpoint import CheckpointState
 from oncebridge.sources.kinesis.stream import Position, Shard
-from oncebridge.stores.api import Store
+from oncebridge.stores.api import Record, Store
 from oncebridge.stores.cell import Cells, Edit
 
 _END: Final = "end"
@@ -73,16 +72,19 @@ def readable(shards: Sequence[Shard], ended: Collection[Shard]) -> list[Shard]:
     ]
 
 
-def is_free(seen: CheckpointState, now_ms: int, lease_ms: int) -> bool:
+def is_free(checkpoint: Record | None, now_ms: int, lease_ms: int) -> bool:
     """
-    Return True if no worker reads a shard, as far as its checkpoint shows.
+    Return True if no worker reads a shard, as far as the record of its checkpoint shows.
 
     To save a position, a worker releases the checkpoint and claims it again: in between, the
     shard is not free for others, unless that worker died there.
     """
-    if seen.is_held:
-        return seen.until_ms <= now_ms
-    return not ShardProgress.read(seen.place).by or seen.until_ms + lease_ms <= now_ms
+    if checkpoint is None:
+        return True
+    if checkpoint.token:
+        return checkpoint.until_ms <= now_ms
+    is_left = not ShardProgress.read(checkpoint.memo).by
+    return is_left or checkpoint.until_ms + lease_ms <= now_ms
 
 
 def choose(free: Sequence[Shard], count: int, workers: Sequence[str], worker: str) -> list[Shard]:

@@ -24,8 +24,8 @@ from oncebridge.aws.options import AwsOptions
 from oncebridge.base.clock import ms, wait_until_set
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError
-from oncebridge.sources.api import Host
-from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken, read_states
+from oncebridge.sources.api import Host, Source
+from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
 from oncebridge.sources.kinesis.fan_out import FanOutConsumer, PushedFeed, registered
 from oncebridge.sources.kinesis.held_shard import HeldShard, KinesisTimings
 from oncebridge.sources.kinesis.shard_feed import FailureBackoff, PolledFeed, ShardFeed
@@ -78,7 +78,7 @@ class KinesisOptions(AwsOptions, frozen=True, kw_only=True):
     ] = timedelta(seconds=1)
 
 
-class KinesisSource:
+class KinesisSource(Source):
     """Reads *stream*, together with the other workers of the group."""
 
     Options: ClassVar = KinesisOptions
@@ -161,9 +161,6 @@ class KinesisSource:
         self._woken.set()
         for held in self._held.values():
             held.leave()
-
-    def progress(self) -> tuple[int, int] | None:
-        return None
 
     async def aclose(self) -> None:
         if self._consumer is not None:
@@ -310,10 +307,10 @@ class KinesisSource:
         """Return the shards that no worker reads, and record those that have ended."""
         known = self._ended | set(self._held)
         unknown = [shard for shard in self._shards if shard not in known]
-        seen = await read_states(self._host.store, [self._checkpoint(shard) for shard in unknown])
-        found = dict(zip(unknown, seen, strict=True))
+        records = await self._host.store.peek([self._checkpoint(shard).key for shard in unknown])
+        found = dict(zip(unknown, records, strict=True))
         self._ended.update(
-            [shard for shard in unknown if ShardProgress.read(found[shard].place).is_end]
+            [shard for shard, at in found.items() if at and ShardProgress.read(at.memo).is_end]
         )
         self._searched_s = self._now()
         now_ms, lease_ms = self._roster.now_ms, ms(self._times.lease)

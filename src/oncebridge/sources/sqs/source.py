@@ -29,7 +29,7 @@ from oncebridge.events.trace_context import NAME as TRACEPARENT
 from oncebridge.events.trace_context import XRAY_ATTRIBUTE, BytesWithContext
 from oncebridge.sinks.api import Closed
 from oncebridge.sinks.aws.answers import answer_to
-from oncebridge.sources.api import Host, TraceparentReader
+from oncebridge.sources.api import Host, Source, TraceparentReader
 from oncebridge.sources.pump import Pump, Retry, SourceRecord
 from oncebridge.sources.sqs.receiver import LONGEST_S, FailureLog, ReceivedMessages
 
@@ -69,7 +69,7 @@ class SqsSourceOptions(AwsOptions, frozen=True, kw_only=True):
     ] = 2000
 
 
-class SqsSource:
+class SqsSource(Source):
     """Reads the queue at *address*."""
 
     Options: ClassVar = SqsSourceOptions
@@ -139,9 +139,6 @@ class SqsSource:
         self._is_stopping = True
         if self._pump is not None:
             self._pump.stop()
-
-    def progress(self) -> tuple[int, int] | None:
-        return None
 
     async def aclose(self) -> None:
         if self._pump is not None:
