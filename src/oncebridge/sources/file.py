@@ -91,7 +91,7 @@ class FileSource:
             try:
                 self._file = self._path.open("rb")
             except OSError as error:
-                why = os.strerror(error.errno) if error.errno else type(error).__name__
+                why = error.strerror or type(error).__name__
                 raise ConfigError("source", f"file:{self._path}: {why}") from None
         self._pump = Pump(
             host.router, self._on_answer, in_order=self._path is not None, batch=host.batch

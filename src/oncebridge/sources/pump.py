@@ -226,20 +226,15 @@ class Pump(Generic[_H]):
         self._enqueue(records)
 
     def _parse(self, record: SourceRecord[_H]) -> None:
-        raw = record.raw
+        raw, origin = record.raw, record.origin
         if isinstance(raw, Unreadable):
             record.events = (raw,)
         elif self._unwraps:
             record.events = self._router.unwrap(raw)
         else:
             record.events = (self._router.read(raw),)
-        if record.origin:
-            record.events = [
-                replace(event, message=f"{record.origin}: {event.message}")
-                if isinstance(event, Unreadable)
-                else event
-                for event in record.events
-            ]
+        if origin:
+            record.events = [_with_origin(event, origin) for event in record.events]
 
     def _enqueue(self, records: Sequence[SourceRecord[_H]]) -> None:
         if self._is_stopped:
@@ -272,7 +267,10 @@ class Pump(Generic[_H]):
         """
         readers = {asyncio.create_task(self._read_all(take, may_take)) for _ in range(takers)}
         try:
-            while not self._is_over(readers):
+            while not self._is_stopped:
+                is_reading = self._error is None and not all(reader.done() for reader in readers)
+                if not (is_reading or self._unfinished or self._tasks):
+                    break
                 self._changed.clear()
                 await self._changed.wait()
         except asyncio.CancelledError:
@@ -298,12 +296,6 @@ class Pump(Generic[_H]):
         for handle in (self._soon, self._timer):
             if handle is not None:
                 handle.cancel()
-
-    def _is_over(self, readers: "set[asyncio.Task[None]]") -> bool:
-        if self._is_stopped:
-            return True
-        is_reading = self._error is None and not all(reader.done() for reader in readers)
-        return not (is_reading or self._unfinished or self._tasks)
 
     async def _read_all(
         self,
@@ -638,6 +630,12 @@ class PumpInbox:
 
 def _look_again_s(unavailable_s: float) -> float:
     return min(max(unavailable_s, 0.1), 1.0)
+
+
+def _with_origin(event: Event | Unreadable, origin: str) -> Event | Unreadable:
+    if isinstance(event, Unreadable):
+        return replace(event, message=f"{origin}: {event.message}")
+    return event
 
 
 def _log_unexpected(what: str, error: Exception) -> None:
