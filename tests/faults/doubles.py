@@ -479,8 +479,8 @@ class Bench:
         if exc[1] is None:
             self.check()
         await self.gateway.aclose()
-        assert self.gateway._leases._timer is None
-        assert self.gateway._sender._timer is None
+        assert self.gateway._leases._timer.loop is None
+        assert self.gateway._sender.timer.loop is None
 
 
 def seconds(count: float) -> timedelta:

@@ -40,7 +40,7 @@ class Batcher(CallBatcher):
 
 
 def batcher(store, **settings):
-    return Batcher(store, lambda answers, _, begin, end: answers[begin:end], **settings)
+    return Batcher(store, lambda answers, _, part: answers[part], **settings)
 
 
 @virtual

@@ -124,6 +124,7 @@ async def test_a_very_long_line_that_is_broken_off_ends_without_ado():
         turn.settled(acknowledged=False)
     assert turns._last == {X: line[-1]}
     line[0].settled(acknowledged=True)
+    await line[-1].done
     assert turns._last == {}
 
 

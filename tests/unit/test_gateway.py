@@ -1107,7 +1107,7 @@ async def test_without_dead_letters_nothing_is_ever_acknowledged(arrival, spec, 
         for _ in range(3):
             outcome = await bench.one(arrival)
             assert (outcome.verdict, outcome.acknowledge) == (FAILED, False)
-            assert outcome.reason == "no dead letters are configured"
+            assert outcome.reason == "dead letters: none are configured"
             assert outcome.retry_after_ms > 0
             await asyncio.sleep(outcome.retry_after_ms / 1000)
 

@@ -36,8 +36,8 @@ def protect(clock):
 
     yield make
     for protected in made:
-        gateway = inspect.getclosurevars(protected).nonlocals["gateway"]
-        if hasattr(gateway, "close"):
+        gateway = inspect.getclosurevars(protected).nonlocals.get("blocking")
+        if gateway is not None:
             gateway.close()
 
 
@@ -175,7 +175,7 @@ def test_without_an_argument_there_is_no_event(protect):
 def test_without_a_key_and_without_an_id_nothing_runs(protect):
     calls = []
     note = protect(calls.append, route="x")
-    with pytest.raises(HandedBack, match="no dead letters"):
+    with pytest.raises(HandedBack, match="dead letters: none are configured"):
         note({})
     assert calls == []
 

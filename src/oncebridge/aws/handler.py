@@ -49,7 +49,7 @@ _LAST_S: Final = 0.25
 """Everything is cancelled this long before the end, so that there is a response."""
 _LONGEST_CALL_S: Final = 900.0
 _TURNS: Final = 5
-_NOWHERE: Final = frozenset({"no dead letters are configured", "dead letters: none are configured"})
+_NOWHERE: Final = "dead letters: none are configured"
 _MOST_REASONS: Final = 3
 _NO_TIME: Final = RouterAnswer(acknowledge=False, verdict=None, reason="no time left")
 
@@ -261,7 +261,7 @@ class LambdaHandler:
 
     def _warn_of_no_dead_letters(self, trigger: Trigger, refused: Iterable[RouterAnswer]) -> None:
         """Warn once about events that can never succeed while there are no dead letters."""
-        if self._has_warned or not any(answer.reason in _NOWHERE for answer in refused):
+        if self._has_warned or not any(answer.reason == _NOWHERE for answer in refused):
             return
         self._has_warned = True
         what = "it is retried until the trigger gives up"

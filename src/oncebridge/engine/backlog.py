@@ -12,7 +12,7 @@ duplicate, whatever the store says. A release proves nothing, and is never looke
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -32,6 +32,7 @@ from oncebridge.stores.api import (
     rounds,
 )
 
+_C = TypeVar("_C", Commits, Releases, Memories)
 _MOST = 100_000
 _CHUNK = 500
 _FIRST_S, _LONGEST_S = 0.25, 30.0
@@ -174,19 +175,10 @@ class Backlog:
         due = [(write, write.due(now)) for write in pending_writes]
         self._remove([write for write, asked in due if asked is None])
         try:
-            await self._ask(
-                lambda rows: self._store.commit(Commits.of(rows)),
-                [p for p in due if isinstance(p[1], Commit)],
-            )
+            await self._ask(self._store.commit, Commits, due)
             # Before memories: a memory is refused while its key is claimed.
-            await self._ask(
-                lambda rows: self._store.release(Releases.of(rows)),
-                [p for p in due if isinstance(p[1], Release)],
-            )
-            await self._ask(
-                lambda rows: self._store.remember(Memories.of(rows)),
-                [p for p in due if isinstance(p[1], Memory)],
-            )
+            await self._ask(self._store.release, Releases, due)
+            await self._ask(self._store.remember, Memories, due)
         except Exception:  # noqa: BLE001 - also a bug in a store: the writes stay pending
             self._books.store_errors += 1
             return False
@@ -194,14 +186,17 @@ class Backlog:
 
     async def _ask(
         self,
-        operation: Callable[[Any], Awaitable[Sequence[object]]],
+        operation: Callable[[_C], Awaitable[Sequence[object]]],
+        columns: type[_C],
         due: Sequence[tuple[PendingWrite, object]],
     ) -> None:
-        if due:
-            answers = await operation([asked for _, asked in due])
+        """Send those writes of *due* that *operation* takes, as *columns*."""
+        its = [(write, asked) for write, asked in due if isinstance(asked, columns.row)]
+        if its:
+            answers = await operation(columns.of([asked for _, asked in its]))
             self._remove(
                 write
-                for (write, _), answer in zip(due, answers, strict=True)
+                for (write, _), answer in zip(its, answers, strict=True)
                 if not isinstance(answer, NoAnswer)
             )
 

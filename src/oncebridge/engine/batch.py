@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from msgspec import Struct
 
@@ -19,14 +19,14 @@ from oncebridge.base.clock import Dice, ms
 from oncebridge.dead_letters.api import DeadLetter
 from oncebridge.engine.backlog import DecidedEvent, PendingWrite
 from oncebridge.engine.decide import Step
-from oncebridge.engine.hooks import Trace, sending
+from oncebridge.engine.hooks import Trace, guarded
 from oncebridge.engine.leases import Lease, Leases
 from oncebridge.engine.memos import NO_STATE, EntityState, Memo, first_memos
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import First, Outcome, Verdict
 from oncebridge.events.event import Event, Unreadable, read
 from oncebridge.events.key import Part, conflict_key
-from oncebridge.events.rules import OnConflict, Plan, RuleSet, Terms
+from oncebridge.events.rules import Plan, RuleSet, Terms
 from oncebridge.sinks.api import Delivery
 from oncebridge.stores.api import (
     Claim,
@@ -42,6 +42,7 @@ from oncebridge.stores.api import (
 if TYPE_CHECKING:
     from oncebridge.engine.ordering import EntityTurn
 
+_T = TypeVar("_T")
 _IN_PLACE_MS = 12 * 3_600_000
 _NOT_READ = Unreadable(b"", "", "")
 
@@ -53,89 +54,98 @@ Settled = Callable[[int, Outcome], None]
 """Called with the index and the outcome of each arrival of a batch."""
 
 
+def picked(column: list[_T], rows: Sequence[int]) -> list[_T]:
+    """Return the values of *rows*, which are in the order of arrival, so that all are a column."""
+    return column if len(rows) == len(column) else [*map(column.__getitem__, rows)]
+
+
 def now_s() -> float:
     """Return the running loop's monotonic time, in seconds."""
     return asyncio.get_running_loop().time()
 
 
-class Batch:
+class Batch(Struct, eq=False):
     """The arrivals of one call as columns, their outcomes, and the time there is."""
 
-    __slots__ = (
-        "_all_leases",
-        "arrivals",
-        "arrived_ms",
-        "began",
-        "common_terms",
-        "ends",
-        "entries",
-        "events",
-        "forwarded",
-        "has_memos",
-        "hashes",
-        "in_place",
-        "keys",
-        "latest",
-        "leases",
-        "loop",
-        "now",
-        "outcomes",
-        "patient_until",
-        "sent",
-        "settled",
-        "terms",
-        "traces",
-        "turns",
-    )
+    arrivals: Sequence[Arrival]
+    arrived_ms: int
+    settled: Settled | None
+    in_place: bool
+    all_leases: Leases
+    loop: asyncio.AbstractEventLoop
+    """Kept: asking for the running loop is a system call in Python 3.11."""
+    now: Callable[[], float]
+    began: float
+    ends: float | None
+    """The end of the caller's time, if that is limited."""
+    latest: float
+    """Until when a claim may last: 2 s beyond the caller's time."""
+    patient_until: float
 
-    def __init__(
-        self,
+    events: list[Event | Unreadable]
+    terms: list[Terms | None]
+    """Those of the rule; None for events that have an entry from the start."""
+    keys: list[bytes]
+    """The only key of each event; empty for events that have an entry from the start."""
+    hashes: list[bytes]
+    """The content to compare; empty if the rule compares none."""
+    leases: list[Lease | None]
+    outcomes: list[Outcome | None]
+
+    entries: "dict[int, BatchEntry]" = {}
+    """By row, for events with more to know than these columns."""
+    common_terms: Terms | None = None
+    """Those of all events, if they are the same."""
+    has_memos: bool = False
+    """Claims carry the id and the time of the first arrival."""
+    turns: "dict[bytes, EntityTurn]" = {}
+    """Its turns in the entity queues, where entities are kept in order."""
+    traces: Sequence[Trace | None] = ()
+    sent: set[int] = set()
+    """Rows that were passed to the sink, whatever the result."""
+    forwarded: set[int] = set()
+    """Rows that the sink took."""
+
+    @classmethod
+    def of(
+        cls,
         arrivals: Sequence[Arrival],
         within: timedelta | None,
         patience: timedelta,
         settled: Settled | None,
         leases: Leases,
         *,
-        in_place: bool = False,
+        in_place: bool,
         arrived_ms: int,
-    ) -> None:
-        self.arrivals = arrivals
-        self.arrived_ms = arrived_ms
-        self.settled = settled
-        self._all_leases = leases
-        self.in_place = in_place
-        # Kept: asking for the running loop is a system call in Python 3.11.
-        self.loop = asyncio.get_running_loop()
-        self.now = self.loop.time
-        self.began = self.now()
-        self.turns: dict[bytes, EntityTurn] = {}
-        """Its turns in the entity queues, where entities are kept in order."""
-        count = len(arrivals)
-        self.events: list[Event | Unreadable] = [_NOT_READ] * count
-        self.terms: list[Terms | None] = [None] * count
-        """Those of the rule; None for events that have an entry from the start."""
-        self.common_terms: Terms | None = None
-        """Those of all events, if they are the same."""
-        self.keys: list[bytes] = [b""] * count
-        """The only key of each event; empty for events that have an entry from the start."""
-        self.hashes: list[bytes] = [b""] * count
-        """The content to compare; empty if the rule compares none."""
-        self.leases: list[Lease | None] = [None] * count
-        self.outcomes: list[Outcome | None] = [None] * count
-        self.entries: dict[int, BatchEntry] = {}
-        """By row, for events with more to know than these columns."""
-        self.traces: Sequence[Trace | None] = ()
-        self.sent: set[int] = set()
-        """Rows that were passed to the sink, whatever the result."""
-        self.forwarded: set[int] = set()
-        """Rows that the sink took."""
-        self.has_memos = False
-        """Claims carry the id and the time of the first arrival."""
-        self.ends = None if within is None else self.began + within.total_seconds()
-        self.latest = math.inf if self.ends is None else self.ends + 2
-        """Until when a claim may last: 2 s beyond the caller's time."""
-        until = self.began + patience.total_seconds() if patience else 0.0
-        self.patient_until = until if self.ends is None else min(until, self.ends)
+    ) -> Self:
+        """Return a batch that begins now."""
+        loop = asyncio.get_running_loop()
+        now, count = loop.time, len(arrivals)
+        began = now()
+        ends, latest = None, math.inf
+        patient_until = began + patience.total_seconds() if patience else 0.0
+        if within is not None:
+            ends = began + within.total_seconds()
+            latest, patient_until = ends + 2, min(patient_until, ends)
+        return cls(
+            arrivals,
+            arrived_ms,
+            settled,
+            in_place,
+            leases,
+            loop,
+            now,
+            began,
+            ends,
+            latest,
+            patient_until,
+            [_NOT_READ] * count,
+            [None] * count,
+            [b""] * count,
+            [b""] * count,
+            [None] * count,
+            [None] * count,
+        )
 
     # --- reading -------------------------------------------------------------------------
 
@@ -183,7 +193,7 @@ class Batch:
             entry = BatchEntry(self, row, event, plan, plan.parts, b"")
             lease = self.leases[row]
             if lease is not None:
-                self._all_leases.split(lease, (key,))
+                self.all_leases.split(lease, (key,))
                 memo = entry.first_memo() if self.has_memos else b""
                 entry.held = (Held(key, lease.generation, 1, memo),)
                 entry.since_ms = lease.now_ms
@@ -198,7 +208,7 @@ class Batch:
             return [shared]
         plain = [row for row in rows if row not in entries]
         if plain and (shared := by_row[plain[0]]) is not None and len(shared.keys) > len(plain):
-            self._all_leases.split(shared, [self.keys[row] for row in plain])
+            self.all_leases.split(shared, [self.keys[row] for row in plain])
         leases = [*dict.fromkeys(map(by_row.__getitem__, rows))]
         leases += [entries[row].entity_lease for row in rows if row in entries]
         return [lease for lease in leases if lease is not None]
@@ -247,23 +257,16 @@ class Batch:
     ) -> Wants:
         """Return the claims of *rows*, as one call under one token and one generation."""
         self.has_memos = memos
-        is_whole = len(rows) == len(self.keys)  # rows are in the order of arrival
-        memo: list[bytes] | bytes = b""
-        if memos:
-            events = self.events if is_whole else [*map(self.events.__getitem__, rows)]
-            memo = first_memos(events, self.arrived_ms)
+        memo = first_memos(picked(self.events, rows), self.arrived_ms) if memos else b""
         if (terms := self.common_terms) is not None and not self.entries:
-            hashes: bytes | list[bytes] = b""
-            if terms.hash_of is not None:
-                hashes = [*map(self.hashes.__getitem__, rows)]
             return Wants(
-                self.keys if is_whole else [*map(self.keys.__getitem__, rows)],
+                picked(self.keys, rows),
                 token,
                 generation,
                 lease_ms,
                 terms.spans[0].window_ms,
                 memo,
-                hashes,
+                picked(self.hashes, rows) if terms.hash_of is not None else b"",
                 terms.slide_ms,
             )
         parts = [self.parts_of(row) for row in rows]
@@ -287,10 +290,7 @@ class Batch:
             lease = leases.pop()
             if lease is None:
                 return Commits([])
-            keys = self.keys
-            if len(rows) < len(keys):
-                keys = [*map(keys.__getitem__, rows)]
-            span = terms.spans[0]
+            span, keys = terms.spans[0], picked(self.keys, rows)
             return Commits(keys, lease.generation, fate, span.window_ms, span.hard_ms)
         held: list[tuple[bytes, bytes, int, int]] = []
         for row in rows:
@@ -338,7 +338,7 @@ class Batch:
     def trace_of(self, row: int) -> str:
         """Record that an event is sent now; return the `traceparent` to send with it."""
         trace = self.traces[row] if self.traces else None
-        return sending(trace) if trace is not None else ""
+        return guarded("", trace.sending) if trace is not None else ""
 
     # --- time --------------------------------------------------------------------------------
 
@@ -438,17 +438,9 @@ class BatchEntry(Struct, eq=False):
         return self.plan.keep_ms if self.parts else 0
 
     @property
-    def on_conflict(self) -> OnConflict:
-        return self.plan.rule.on_conflict
-
-    @property
     def is_undeliverable(self) -> bool:
         """True if it goes to the dead letters without being sent."""
         return self.plan.action == "dead" and bool(self.parts)
-
-    @property
-    def settled(self) -> bool:
-        return self.batch.outcomes[self.row] is not None
 
     def mark_duplicate(self, key: bytes, first: First | None) -> None:
         """Record that it is a duplicate of *first*, known by *key*."""

@@ -58,14 +58,14 @@ class CallBatcher(Generic[_Q, _A]):
     While a call is running, further batches wait and go together with the next one: at low
     load there is no wait, at high load batches grow. At most *at_once* calls run at a time, with
     about *most* keys each. The keys of one store call have to be distinct, so batches that
-    share a key go in different calls. *part_of* returns the answers from one position up to
-    another. If a call raises, all its callers get the error.
+    share a key go in different calls. *part_of* returns the answers to one of the batches. If a
+    call raises, all its callers get the error.
     """
 
     def __init__(
         self,
         call: Callable[[_Q], Awaitable[_A]],
-        part_of: Callable[[_A, _Q, int, int], _A],
+        part_of: Callable[[_A, _Q, slice], _A],
         *,
         most: int = 500,
         at_once: int = 2,
@@ -128,22 +128,11 @@ class CallBatcher(Generic[_Q, _A]):
             for asked in taken:
                 after = at + len(asked.batch)
                 if not asked.answers.done():
-                    part = self._part_of(answers, asked.batch, at, after)
-                    asked.answers.set_result(part)
+                    asked.answers.set_result(self._part_of(answers, asked.batch, slice(at, after)))
                 at = after
         finally:
             self._free += 1
             self._send()
-
-
-def _part_of_claims(answers: ClaimAnswers, asked: Wants, begin: int, end: int) -> ClaimAnswers:
-    return ClaimAnswers(asked, answers.each[begin:end], answers.now_ms)
-
-
-def _part_of_commits(
-    answers: list[CommitAnswer], _: Commits, begin: int, end: int
-) -> list[CommitAnswer]:
-    return answers[begin:end]
 
 
 class RetryingStore:
@@ -153,8 +142,13 @@ class RetryingStore:
         self._store = store
         self._books = books
         self._dice = dice
-        self._claims = CallBatcher[Wants, ClaimAnswers](store.claim, _part_of_claims)
-        self._commits = CallBatcher[Commits, list[CommitAnswer]](store.commit, _part_of_commits)
+        self._claims = CallBatcher[Wants, ClaimAnswers](
+            store.claim,
+            lambda found, asked, part: ClaimAnswers(asked, found.each[part], found.now_ms),
+        )
+        self._commits = CallBatcher[Commits, list[CommitAnswer]](
+            store.commit, lambda found, _, part: found[part]
+        )
         self.backlog = Backlog(store, books, dice)
 
     async def claim(self, wants: Wants) -> ClaimAnswers:

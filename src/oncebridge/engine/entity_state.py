@@ -41,32 +41,22 @@ class ClaimedEntities(Struct):
     unanswered: list[BatchEntry]
 
 
-class EntityStates:
+class EntityStates(Struct, eq=False):
     """Claims, compares and records the states of entities, for one gateway."""
 
-    def __init__(
-        self,
-        claims: RetryingStore,
-        leases: Leases,
-        *,
-        books: Books,
-        dice: Dice,
-        settings: Settings,
-        policy: Policy,
-    ) -> None:
-        self._claims = claims
-        self._leases = leases
-        self._books = books
-        self._dice = dice
-        self._settings = settings
-        self._policy = policy
+    claims: RetryingStore
+    leases: Leases
+    books: Books
+    dice: Dice
+    settings: Settings
+    policy: Policy
 
     async def claim(self, entries: Sequence[BatchEntry], lease_ms: int) -> ClaimedEntities:
         """Claim the entities of *entries*, as far as they are free, and compare."""
         found = ClaimedEntities([], [], [])
         sent = asyncio.get_running_loop().time()
-        token, generation = self._dice.tokens(2)
-        answers = await self._claims.claim(
+        token, generation = self.dice.tokens(2)
+        answers = await self.claims.claim(
             Wants(
                 [entry.entity for entry in entries],
                 token,
@@ -95,16 +85,16 @@ class EntityStates:
             claim.token,
             held.generation,
             sent + lease_ms / 1000,
-            sent + self._settings.max_hold.total_seconds(),
+            sent + self.settings.max_hold.total_seconds(),
             entry.batch.latest,
         )
-        self._leases.add(entry.entity_lease, entry.batch.loop)
+        self.leases.add(entry.entity_lease, entry.batch.loop)
         entry.state_before = EntityState.read(held.memo)
         step = after_entity(
             entry.plan,
             entry.state_before,
             claim.now_ms,
-            self._policy,
+            self.policy,
             is_conflict=entry.is_conflict,
         )
         if step.verdict is Verdict.CONFLICT:
@@ -121,7 +111,7 @@ class EntityStates:
         entity_lease, entry.entity_lease = entry.entity_lease, None
         if entity_lease is None:
             return []
-        self._leases.discard([entity_lease])
+        self.leases.discard([entity_lease])
         before, plan, now_ms = entry.state_before, entry.plan, self._now_ms(entry)
         memo, keep_ms = None, entry.keep_ms
         if verdict is Verdict.UNCHANGED:
@@ -138,7 +128,7 @@ class EntityStates:
         """Warn when one entity has many stale events in a row: at 20, 200 and so on."""
         if state.stale not in _LONG_RUNS:
             return
-        self._books.stale_runs += 1
+        self.books.stale_runs += 1
         _log.warning(
             "oncebridge.stale_run",
             extra={
@@ -164,18 +154,18 @@ class EntityStates:
         commit budget is given up: the delivery is safe, but an older state may be delivered later.
         """
         now_s = asyncio.get_running_loop().time
-        ends = now_s() + self._settings.commit_budget.total_seconds()
+        ends = now_s() + self.settings.commit_budget.total_seconds()
         pending = [entry for entry in entries if entry.entity_lease is not None]
         if pending and pending[0].batch.ends is not None:
             ends = min(ends, pending[0].batch.ends)
         while pending:
             releases = [self.delivered_release(entry) for entry in pending]
-            answers = await self._claims.release(releases, retry_later=False)
+            answers = await self.claims.release(releases, retry_later=False)
             fenced: list[BatchEntry] = []
             unanswered: list[BatchEntry] = []
             for entry, answer in zip(pending, answers, strict=True):
                 if answer is Reply.RELEASED or answer is Reply.FENCED:
-                    self._leases.discard([entry.entity_lease])
+                    self.leases.discard([entry.entity_lease])
                     entry.entity_lease = None
                 if answer is Reply.FENCED:
                     fenced.append(entry)
@@ -183,15 +173,15 @@ class EntityStates:
                     unanswered.append(entry)
             pending = fenced + unanswered
             if pending and now_s() >= ends:
-                self._books.registers_behind += len(pending)
-                await self._claims.release([self.delivered_release(entry) for entry in unanswered])
+                self.books.registers_behind += len(pending)
+                await self.claims.release([self.delivered_release(entry) for entry in unanswered])
                 return
             if fenced:
                 missed = await self._claim_again(fenced, lease_ms, ends)
-                self._books.registers_behind += len(missed)
+                self.books.registers_behind += len(missed)
                 pending = [entry for entry in pending if entry not in missed]
             if unanswered:
-                await self._claims.pause(_TRY_AGAIN_S)
+                await self.claims.pause(_TRY_AGAIN_S)
 
     async def _claim_again(
         self, entries: list[BatchEntry], lease_ms: int, ends: float
@@ -205,7 +195,7 @@ class EntityStates:
             if not entries or asyncio.get_running_loop().time() >= ends:
                 return missed + entries
             left_s = min(left for _, left in found.busy) / 1000
-            await self._claims.pause(min(left_s, _LOOK_AGAIN_S))
+            await self.claims.pause(min(left_s, _LOOK_AGAIN_S))
 
     def delivered_release(self, entry: BatchEntry) -> Release:
         """Return the release of the entity with the state that was delivered; the caller sends it."""

@@ -11,28 +11,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from oncebridge.base.clock import Clock, Dice, SystemDice, system_clock
-from oncebridge.dead_letters.api import DeadLetters
 from oncebridge.engine.batch import Arrival, Batch, Settled, now_s
 from oncebridge.engine.hooks import Hook, Tracer, TripHook, start_traces
-from oncebridge.engine.opening import Opening, share_of
-from oncebridge.engine.ordering import EntityQueues
-from oncebridge.engine.settings import DEFAULT_ROUTE, Settings
+from oncebridge.engine.opening import share_of
+from oncebridge.engine.settings import Settings
 from oncebridge.engine.steps import Steps
 from oncebridge.engine.verdict import Outcome
-from oncebridge.errors import (
-    ConfigError,
-)
+from oncebridge.errors import ConfigError
 from oncebridge.events.event import Event
-from oncebridge.events.rules import Rule
-from oncebridge.sinks.api import (
-    Sink,
-    replace_sink,
-)
-from oncebridge.sinks.function import FunctionSink
-from oncebridge.stores.api import (
-    Store,
-)
+from oncebridge.sinks.api import Sink, replace_sink
 
 
 class Gateway(Steps):
@@ -47,39 +34,8 @@ class Gateway(Steps):
     records.
     """
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        sink: Sink | Callable[[Event], Any],
-        rules: Sequence[Rule] = (),
-        dead: DeadLetters | None = None,
-        route: str = DEFAULT_ROUTE,
-        settings: Settings = Settings(),  # noqa: B008 - frozen
-        hooks: Sequence[Hook] = (),
-        trip_hooks: Sequence[TripHook] = (),
-        tracer: Tracer | None = None,
-        clock: Clock = system_clock,
-        dice: Dice | None = None,
-    ) -> None:
-        settings.check()
-        super().__init__(
-            store=store,
-            sink=FunctionSink(sink) if callable(sink) else sink,
-            rules=rules,
-            dead=dead,
-            route=route,
-            settings=settings,
-            hooks=hooks,
-            trip_hooks=trip_hooks,
-            clock=clock,
-            dice=dice or SystemDice(),
-        )
-        self._tracer = tracer
-        self._entity_queues = EntityQueues() if settings.order == "entity" else None
-        self._opening = Opening(self._open_all, self.store_breaker, self.books)
-        self._idle: asyncio.Event | None = None
-        """Set when no event is in progress; for `drain`."""
+    _idle: asyncio.Event | None = None
+    """Set when no event is in progress; for `drain`."""
 
     @classmethod
     def from_config(
@@ -166,7 +122,7 @@ class Gateway(Steps):
         does not delay the others. *in_place*: the source retries in place, and nothing queued
         after an event passes it until it is final.
         """
-        batch = Batch(
+        batch = Batch.of(
             arrivals,
             within,
             patience,
@@ -205,12 +161,6 @@ class Gateway(Steps):
     async def try_open(self, within_s: float | None = None) -> str:
         """Open, if that is due; return why the store is unavailable, or nothing if it is open."""
         return await self._opening.attempt(within_s)
-
-    async def _open_all(self) -> None:
-        await self._sink.open()
-        if self._dead is not None:
-            await self._dead.open()
-        await self._store.open()
 
     async def _open_on_first_use(self, batch: Batch) -> bool:
         """
@@ -300,7 +250,7 @@ class Gateway(Steps):
     async def aclose(self) -> None:
         """Close everything. Call `drain` first to finish events in progress."""
         self._sender.is_draining = True
-        self._sender.stop_timer()
+        self._sender.timer.stop()
         await self._leases.aclose()
         await self._claims.backlog.aclose()
         if self._sender.rate_share is not None:

@@ -11,7 +11,7 @@ A tracer is called when events arrive, when one is sent and when its outcome is 
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, TypeVar, overload
 
 from msgspec import Struct
@@ -66,16 +66,6 @@ class Decisions(Sequence[Decision]):
 
     def __len__(self) -> int:
         return len(self.events)
-
-    def __iter__(self) -> Iterator[Decision]:
-        route, arrived_ms, took_s = self.route, self.arrived_ms, self.took_s
-        columns = zip(self.events, self.outcomes, self.attempts, strict=True)
-        return iter(
-            [
-                Decision(route, event, outcome, arrived_ms, took_s, attempt)
-                for event, outcome, attempt in columns
-            ]
-        )
 
     @overload
     def __getitem__(self, at: int) -> Decision: ...
@@ -137,40 +127,29 @@ class Tracer(Protocol):
 def call_hooks(hooks: Sequence[Callable[[_T], None]], record: _T) -> None:
     """Call every hook with *record*."""
     for hook in hooks:
-        try:
-            hook(record)
-        except Exception as error:  # noqa: BLE001 - a hook must never cost an event
-            _log_failure(error)
+        guarded(None, hook, record)
 
 
 def start_traces(
     tracer: Tracer, route: str, events: Sequence[Event | Unreadable]
 ) -> Sequence[Trace | None]:
     """Start the traces of *events*; return none at all if the tracer fails."""
-    try:
+
+    def start() -> Sequence[Trace | None]:
         traces = tracer.arrived(route, tuple(events))
         # Fails here, not later, if there is not one for each event.
         return [trace for _, trace in zip(events, traces, strict=True)]
-    except Exception as error:  # noqa: BLE001 - nor must a tracer
-        _log_failure(error)
-        return ()
+
+    return guarded((), start)
 
 
-def sending(trace: Trace) -> str:
-    """Record that the event of *trace* is sent now; return the `traceparent` to send with it."""
+def guarded(otherwise: _T, call: Callable[..., _T], *args: object) -> _T:
+    """Call a function of a hook or a tracer; that it fails must never cost an event."""
     try:
-        return trace.sending()
+        return call(*args)
     except Exception as error:  # noqa: BLE001
         _log_failure(error)
-        return ""
-
-
-def ended(trace: Trace, outcome: Outcome) -> None:
-    """Record the outcome of the event of *trace*."""
-    try:
-        trace.ended(outcome)
-    except Exception as error:  # noqa: BLE001
-        _log_failure(error)
+        return otherwise
 
 
 _failed: Counter[str] = Counter()

@@ -13,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.engine.counters import Books
+from oncebridge.engine.lazy_timer import LazyTimer
 from oncebridge.errors import StoreError
 from oncebridge.stores.api import Claims, Extensions, Reply, folded, rounds
 
@@ -64,17 +65,13 @@ class Leases:
         self._lease_ms = lease_ms
         self._interval_s = lease_ms / 3000
         self._leases: dict[Lease, None] = {}  # in the order of the claims: a seed replays a run
-        # A timer rather than a task: a loop that only runs during calls (BlockingGateway) can be
-        # left at any time. It stops by itself once there is nothing to extend: most leases end
-        # soon, and a timer for each costs more than one that finds nothing to do.
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_loop: asyncio.AbstractEventLoop | None = None
+        self._timer = LazyTimer(self._tick)
         self._extending: asyncio.Task[None] | None = None
 
     def add(self, lease: Lease, loop: asyncio.AbstractEventLoop) -> None:
         self._leases[lease] = None
-        if self._timer_loop is not loop:
-            self._schedule(loop)
+        if self._timer.loop is not loop:
+            self._timer.start(loop, loop.time() + self._interval_s)
 
     def discard(self, leases: Iterable[Lease | None]) -> None:
         for lease in leases:
@@ -102,20 +99,9 @@ class Leases:
             self._leases[part] = None
         return part
 
-    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._stop_timer()
-        self._timer_loop = loop
-        self._timer = loop.call_later(self._interval_s, self._tick, loop)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._timer_loop = None
-
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._stop_timer()
         if self._leases:
-            self._schedule(loop)
+            self._timer.start(loop, loop.time() + self._interval_s)
             if self._extending is None or self._extending.done():
                 self._extending = loop.create_task(self._extend_all())
 
@@ -182,7 +168,7 @@ class Leases:
     async def aclose(self) -> None:
         """Stop the heartbeat; leases end by themselves."""
         self._leases.clear()
-        self._stop_timer()
+        self._timer.stop()
         if self._extending is not None:
             self._extending.cancel()
             await asyncio.gather(self._extending, return_exceptions=True)

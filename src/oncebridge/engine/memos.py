@@ -1,8 +1,8 @@
 """What records keep besides their state: the first arrival of an event, the newest state of an entity."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -14,6 +14,7 @@ from oncebridge.engine.verdict import LONGEST_ID, First, Verdict
 from oncebridge.events.event import Event, Unreadable
 from oncebridge.events.rules import Plan, Version
 
+_T = TypeVar("_T")
 _DAY_MS: Final = 86_400_000
 
 
@@ -31,11 +32,7 @@ class Memo(Struct, frozen=True, array_like=True, omit_defaults=True):
 
     @classmethod
     def read(cls, memo: bytes) -> "Memo":
-        """Return the memo that was read; an empty one if another version wrote it."""
-        try:
-            return _read_memo(memo) if memo else cls()
-        except msgspec.MsgspecError:
-            return cls()
+        return _read(memo, _read_memo, _NO_MEMO)
 
     def write(self) -> bytes:
         return _write(self)
@@ -62,10 +59,7 @@ class EntityState(Struct, frozen=True, array_like=True, omit_defaults=True):
 
     @classmethod
     def read(cls, memo: bytes) -> "EntityState":
-        try:
-            return _read_register(memo) if memo else cls()
-        except msgspec.MsgspecError:
-            return cls()
+        return _read(memo, _read_state, NO_STATE)
 
     def write(self) -> bytes:
         return _write(self)
@@ -146,9 +140,18 @@ def _ahead_ms(version: Version, plan: Plan, now_ms: int) -> int:
 NO_STATE: Final = EntityState()
 """The state of an entity of which no event was delivered."""
 
+_NO_MEMO: Final = Memo()
 _read_memo = msgspec.json.Decoder(Memo).decode
-_read_register = msgspec.json.Decoder(EntityState).decode
+_read_state = msgspec.json.Decoder(EntityState).decode
 _write = msgspec.json.Encoder().encode
+
+
+def _read(memo: bytes, read: Callable[[bytes], _T], otherwise: _T) -> _T:
+    """Return the memo that was read; an empty one if there is none, or another version wrote it."""
+    try:
+        return read(memo) if memo else otherwise
+    except msgspec.MsgspecError:
+        return otherwise
 
 
 def _fingerprint(state: bytes) -> str:

@@ -13,7 +13,8 @@ import asyncio
 import copy
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -75,43 +76,25 @@ def once(
             route=name,
             settings=settings,
         )
+
+        @functools.wraps(function)
+        async def awaited(*args: P.args, **kwargs: P.kwargs) -> Any:
+            with calls.made(args, kwargs) as call:
+                (outcome,) = await gateway.process([call.event])
+            return call.result(outcome, otherwise)
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> Any:
+            with calls.made(args, kwargs) as call:
+                (outcome,) = blocking.process([call.event])
+            return call.result(outcome, otherwise)
+
         if inspect.iscoroutinefunction(function):
-            return cast("Callable[P, R]", _protect_async(function, gateway, calls, otherwise))
-        return _protect_sync(function, BlockingGateway(gateway), calls, otherwise)
+            return cast("Callable[P, R]", awaited)
+        blocking = BlockingGateway(gateway)
+        return called
 
     return protect
-
-
-def _protect_async(
-    function: Callable[P, Awaitable[R]], gateway: Gateway, calls: "_CallSink", otherwise: Any
-) -> Callable[P, Awaitable[R]]:
-    @functools.wraps(function)
-    async def protected(*args: P.args, **kwargs: P.kwargs) -> R:
-        call = _Call(args, kwargs)
-        calls.add(call)
-        try:
-            (outcome,) = await gateway.process([call.event])
-        finally:
-            calls.discard(call)
-        return cast("R", call.result(outcome, otherwise))
-
-    return protected
-
-
-def _protect_sync(
-    function: Callable[P, R], gateway: BlockingGateway, calls: "_CallSink", otherwise: Any
-) -> Callable[P, R]:
-    @functools.wraps(function)
-    def protected(*args: P.args, **kwargs: P.kwargs) -> R:
-        call = _Call(args, kwargs)
-        calls.add(call)
-        try:
-            (outcome,) = gateway.process([call.event])
-        finally:
-            calls.discard(call)
-        return cast("R", call.result(outcome, otherwise))
-
-    return protected
 
 
 class _Call:
@@ -157,11 +140,15 @@ class _CallSink:
         self._is_async = inspect.iscoroutinefunction(function)
         self._calls: dict[int, _Call] = {}
 
-    def add(self, call: _Call) -> None:
+    @contextmanager
+    def made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[_Call]:
+        """Make a call when its event is delivered."""
+        call = _Call(args, kwargs)
         self._calls[id(call.event)] = call
-
-    def discard(self, call: _Call) -> None:
-        self._calls.pop(id(call.event), None)
+        try:
+            yield call
+        finally:
+            del self._calls[id(call.event)]
 
     async def open(self) -> None:
         """Do nothing: there is nothing to open."""

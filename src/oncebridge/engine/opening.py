@@ -1,12 +1,15 @@
 """Opens what a gateway uses: once, in limited time, and seldom while the store is down."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
+from oncebridge.dead_letters.api import DeadLetters
 from oncebridge.engine.breaker import Breaker
 from oncebridge.engine.counters import Books
 from oncebridge.errors import StoreUnavailable
+from oncebridge.sinks.api import Sink
+from oncebridge.stores.api import Store
 
 _SHARE: Final = 0.25
 _MOST_S: Final = 2.0
@@ -20,12 +23,12 @@ def share_of(left_s: float) -> float:
 
 
 class Opening:
-    """Runs *work* until it has succeeded once; it raises `StoreUnavailable` if the store is down."""
+    """Opens *parts*, in order, until that has succeeded once; *breaker* is that of the store."""
 
     def __init__(
-        self, work: Callable[[], Coroutine[Any, Any, None]], breaker: Breaker, books: Books
+        self, parts: Sequence[Store | Sink | DeadLetters | None], breaker: Breaker, books: Books
     ) -> None:
-        self._work = work
+        self._parts = parts
         self._breaker = breaker
         self._books = books
         self._task: asyncio.Task[None] | None = None
@@ -40,7 +43,7 @@ class Opening:
         if self.is_done:
             return
         if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._work())
+            self._task = asyncio.get_running_loop().create_task(self._open_parts())
         task = self._task
         try:
             await asyncio.wait({task}, timeout=within_s)
@@ -54,6 +57,11 @@ class Opening:
         task.result()
         self.is_done = True
         self._breaker.succeeded()
+
+    async def _open_parts(self) -> None:
+        for part in self._parts:
+            if part is not None:
+                await part.open()
 
     async def attempt(self, within_s: float | None = None) -> str:
         """Open if that is due; return why the store is unavailable, or nothing if it is open."""

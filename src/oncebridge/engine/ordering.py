@@ -15,7 +15,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from oncebridge.engine.batch import Batch, BatchEntry
+from oncebridge.engine.batch import Batch, BatchEntry, picked
 from oncebridge.events.key import Part
 
 # --- within a batch ------------------------------------------------------------------------
@@ -37,9 +37,8 @@ def waves(batch: Batch, rows: Sequence[int]) -> Iterable[Sequence[int]]:
 
 
 def _names(batch: Batch, rows: Sequence[int]) -> list[bytes]:
-    keys = batch.keys
     if not batch.entries:
-        return keys if len(rows) == len(keys) else [keys[row] for row in rows]
+        return picked(batch.keys, rows)
     return [name for row in rows for name in batch.names_of(row)]
 
 
@@ -124,41 +123,49 @@ def _identity(part: Part) -> Part:
 class EntityTurn:
     """One batch's place in the queue of one entity."""
 
-    __slots__ = ("_queues", "ahead", "behind", "done", "entity", "failed", "left")
+    __slots__ = ("_entity", "_last", "ahead", "done", "failed", "left")
 
-    def __init__(self, entity: bytes, ahead: "EntityTurn | None", queues: "EntityQueues") -> None:
-        self.entity = entity
-        self._queues = queues
-        self.ahead = ahead
-        self.behind: EntityTurn | None = None
-        self.done = asyncio.Event()
+    def __init__(self, entity: bytes, last: "dict[bytes, EntityTurn]") -> None:
+        self._entity = entity
+        self._last = last
+        self.ahead = last.get(entity)
+        self.done = asyncio.get_running_loop().create_future()
         """This batch is done, and so are those ahead of it."""
         self.left = 0
         """Events of this batch that are not settled."""
         self.failed = False
         """One of them was returned to the source, and later ones must not overtake it."""
+        last[entity] = self
+        if self.ahead is not None:
+            # A batch that is cancelled while it waits keeps its place: those after it have to wait
+            # for those ahead, too.
+            self.ahead.done.add_done_callback(self._advance)
 
     def settled(self, *, acknowledged: bool) -> None:
         self.left -= 1
         self.failed = self.failed or not acknowledged
-        if not self.left:
-            self._queues.advance(self)
+        self._advance()
 
-    async def wait_for_previous(self, until_s: float | None = None) -> None:
+    def _advance(self, _: object = None) -> None:
+        is_first = self.ahead is None or self.ahead.done.done()
+        if is_first and not self.left and not self.done.done():
+            self.ahead = None
+            self.done.set_result(None)
+            if self._last.get(self._entity) is self:
+                del self._last[self._entity]
+
+    async def wait_for_previous(self, within_s: float | None = None) -> None:
         """
         Wait until the batch ahead is done; if it failed, so has this one.
 
-        After *until_s* the batch ahead counts as failed.
+        After *within_s* the batch ahead counts as failed.
         """
-        if self.ahead is None:
+        ahead = self.ahead
+        if ahead is None:
             return
-        try:
-            async with asyncio.timeout_at(until_s):
-                await self.ahead.done.wait()
-        except TimeoutError:
-            self.failed = True
-        else:
-            self.failed = self.failed or self.ahead.failed
+        done, _ = await asyncio.wait({ahead.done}, timeout=within_s)
+        self.failed = self.failed or ahead.failed or not done
+        if done:
             self.ahead = None
 
 
@@ -173,31 +180,9 @@ class EntityQueues:
     def __init__(self) -> None:
         self._last: dict[bytes, EntityTurn] = {}
 
-    def enqueue(self, entities: Iterable[bytes]) -> dict[bytes, EntityTurn]:
+    def enqueue(self, entities: Sequence[bytes]) -> dict[bytes, EntityTurn]:
         """Take a place in each entity's queue; an entity listed twice has two events."""
-        own: dict[bytes, EntityTurn] = {}
+        own = {entity: EntityTurn(entity, self._last) for entity in dict.fromkeys(entities)}
         for entity in entities:
-            turn = own.get(entity)
-            if turn is None:
-                ahead = self._last.get(entity)
-                turn = own[entity] = self._last[entity] = EntityTurn(entity, ahead, self)
-                if ahead is not None:
-                    ahead.behind = turn
-            turn.left += 1
+            own[entity].left += 1
         return own
-
-    def advance(self, turn: EntityTurn | None) -> None:
-        """
-        Remove a batch that is done from its queue, and those after it that are done, too.
-
-        A batch that was cancelled while it waited keeps its place until those ahead are done:
-        those after it have to wait for them, too.
-        """
-        while turn is not None and not turn.left:
-            if turn.ahead is not None and not turn.ahead.done.is_set():
-                return
-            turn.ahead = None
-            turn.done.set()
-            if self._last.get(turn.entity) is turn:
-                del self._last[turn.entity]
-            turn = turn.behind

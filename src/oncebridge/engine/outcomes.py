@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from oncebridge.engine.batch import Batch
 from oncebridge.engine.counters import Books
-from oncebridge.engine.hooks import Decisions, Hook, call_hooks, ended
+from oncebridge.engine.hooks import Decisions, Hook, call_hooks, guarded
 from oncebridge.engine.leases import Leases
 from oncebridge.engine.verdict import HANDED_BACK, First, Outcome, Verdict
 
@@ -83,27 +83,16 @@ class Outcomes:
 
     def _report(self, batch: Batch, rows: Sequence[int], outcomes: Sequence[Outcome]) -> None:
         """Report outcomes to the entity queues, the caller, the tracer and the hooks."""
-        if batch.turns:
-            for row, outcome in zip(rows, outcomes, strict=True):
-                entry = batch.entries.get(row)
-                if entry is not None and entry.entity:
-                    batch.turns[entry.entity].settled(acknowledged=outcome.acknowledge)
-        if batch.settled is not None:
-            for row, outcome in zip(rows, outcomes, strict=True):
-                batch.report(row, outcome)
-        if batch.traces:
-            for row, outcome in zip(rows, outcomes, strict=True):
-                if (trace := batch.traces[row]) is not None:
-                    ended(trace, outcome)
+        entries, traces = batch.entries, batch.traces
+        for row, outcome in zip(rows, outcomes, strict=True):
+            if batch.turns and row in entries and entries[row].entity:
+                batch.turns[entries[row].entity].settled(acknowledged=outcome.acknowledge)
+            batch.report(row, outcome)
+            if traces and (trace := traces[row]) is not None:
+                guarded(None, trace.ended, outcome)
         if self._hooks:
-            call_hooks(self._hooks, self._decisions(batch, rows, outcomes))
-
-    def _decisions(
-        self, batch: Batch, rows: Sequence[int], outcomes: Sequence[Outcome]
-    ) -> Decisions:
-        events, entries = [*map(batch.events.__getitem__, rows)], batch.entries
-        attempts = [1] * len(rows)
-        if entries:
+            events = [*map(batch.events.__getitem__, rows)]
             attempts = [entries[row].attempt if row in entries else 1 for row in rows]
-        took_s = batch.now() - batch.began
-        return Decisions(self._route, events, outcomes, batch.arrived_ms, took_s, attempts)
+            took_s = batch.now() - batch.began
+            decided = Decisions(self._route, events, outcomes, batch.arrived_ms, took_s, attempts)
+            call_hooks(self._hooks, decided)

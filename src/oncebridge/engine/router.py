@@ -9,11 +9,11 @@ event that no route matches goes to the dead letters, unless a rule of the file 
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Final, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypedDict, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -219,36 +219,46 @@ class Router:
         self, arrivals: Sequence[Arrival], answer: OnAnswer, options: "_Options"
     ) -> None:
         """Process each arrival on all routes that match it; an error on one affects no other."""
-        batches: list[_Batch] = [[] for _ in self.routes]
-        unrouted: list[tuple[int, Event]] = []
-        for at, arrival in enumerate(arrivals):
-            event = self.read(arrival) if isinstance(arrival, bytes) else arrival
-            if isinstance(event, Unreadable):
-                matching = batches[:1]  # once is enough
-            else:
-                matching = [
-                    batch
-                    for entry, batch in zip(self.routes, batches, strict=True)
-                    if entry.match is None or entry.match.matches(event.envelope)
-                ]
-                if not matching:
-                    unrouted.append((at, event))
-                    continue
-            collector = Collector(len(matching), partial(_answer_combined, answer, at))
-            for rank, batch in enumerate(matching):
-                batch.append((event, partial(collector.take, rank)))
-        work = [
-            _process_on_route(entry.gateway, batch, options)
-            for entry, batch in zip(self.routes, batches, strict=True)
-            if batch
+        events = [self.read(one) if isinstance(one, bytes) else one for one in arrivals]
+        # By route; None until the route has settled it.
+        found: list[dict[str, Any]] = [dict.fromkeys(self._routes_of(event)) for event in events]
+        places: dict[str, list[int]] = {gateway.route: [] for gateway in self.gateways}
+        for at, outcomes in enumerate(found):
+            for route in outcomes:
+                places[route].append(at)
+
+        def settle(route: str, index: int, outcome: Outcome) -> None:
+            at = places[route][index]
+            found[at][route] = outcome
+            if None not in found[at].values():
+                answer(at, _combine_outcomes((*found[at].items(),)))
+
+        work: list[Coroutine[Any, Any, object]] = [
+            gateway.process([events[at] for at in its], settled=partial(settle, route), **options)
+            for gateway in self.gateways
+            if (its := places[route := gateway.route])
+        ]
+        unrouted = [
+            (at, event)
+            for at, event in enumerate(events)
+            if not found[at] and isinstance(event, Event)
         ]
         if unrouted:
             work.append(self._settle_unrouted(unrouted, answer))
         for error in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(error, Exception):
                 _log_unexpected(error)
-            elif error is not None:
+            elif isinstance(error, BaseException):
                 raise error
+
+    def _routes_of(self, event: Event | Unreadable) -> list[str]:
+        if isinstance(event, Unreadable):
+            return [self.routes[0].gateway.route]  # once is enough
+        return [
+            entry.gateway.route
+            for entry in self.routes
+            if entry.match is None or entry.match.matches(event.envelope)
+        ]
 
     async def _settle_unrouted(
         self, unrouted: Sequence[tuple[int, Event]], answer: OnAnswer
@@ -335,11 +345,6 @@ class Router:
                 await gateway.aclose()
 
 
-_RouteOutcome = tuple[str, Outcome]
-_Batch = list[tuple[Event | Unreadable, Callable[[_RouteOutcome], None]]]
-"""The events of one route, each with the callback that takes its outcome."""
-
-
 class _Options(TypedDict):
     """The options of `Gateway.process`."""
 
@@ -348,23 +353,10 @@ class _Options(TypedDict):
     in_place: bool
 
 
-async def _process_on_route(gateway: Gateway, batch: _Batch, options: _Options) -> None:
-    route = gateway.route
-
-    def settled(at: int, outcome: Outcome) -> None:
-        batch[at][1]((route, outcome))
-
-    await gateway.process([event for event, _ in batch], settled=settled, **options)
-
-
 def _log_unexpected(error: Exception) -> None:
     # Its type and place only: the text of an exception may quote the event.
     extra = {"error": type(error).__name__, "at": raised_at(error)}
     _log.error("oncebridge.batch_failed", extra=extra)
-
-
-def _answer_combined(answer: OnAnswer, at: int, outcomes: Sequence[_RouteOutcome]) -> None:
-    answer(at, _combine_outcomes(tuple(outcomes)))
 
 
 def _combine_outcomes(outcomes: tuple[tuple[str, Outcome], ...]) -> RouterAnswer:

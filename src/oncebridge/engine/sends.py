@@ -19,6 +19,8 @@ from msgspec import Struct
 from oncebridge.engine.batch import Batch
 from oncebridge.engine.breaker import Breaker
 from oncebridge.engine.counters import Books
+from oncebridge.engine.hooks import RoundTrip, TripHook, call_hooks
+from oncebridge.engine.lazy_timer import LazyTimer
 from oncebridge.engine.leases import Lease, Leases
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.settings import Settings
@@ -42,9 +44,6 @@ _SHARE_POLL_S: Final = 0.5  # a share of the rate has to be renewed while events
 
 Unsent = tuple[Sequence[int], str]
 """Rows that cannot be sent, and why."""
-
-CallListener = Callable[[int, float, bool], None]
-"""Called with the number of events of a call, its seconds, and whether the sink took all."""
 
 _ANSWERS = frozenset(get_args(JointAnswer))
 _TAKEN = {Yes}
@@ -70,62 +69,41 @@ class Parcel(Struct, eq=False):
     """The sink took all events."""
 
 
-class Sends:
+class Sends(Struct, eq=False):
     """The sends of one batch: what waits to be sent, and what is answered."""
 
-    def __init__(self, sender: "Sender", batch: Batch, rows: Sequence[int], size: int) -> None:
-        self._sender = sender
-        self._loop = batch.loop
-        self.batch = batch
-        self.waiting = deque(
-            [Parcel(rows)]
-            if len(rows) <= size
-            else [Parcel(rows[at : at + size]) for at in range(0, len(rows), size)]
-        )
-        self.running: dict[Parcel, None] = {}
-        self.answered: list[Parcel] = []
-        """Calls that are over, and whose answers are not taken yet."""
-        self._alarm: asyncio.TimerHandle | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_woken = False
-        self.waits_for_slot = False
+    batch: Batch
+    waiting: deque[Parcel]
+    running: dict[Parcel, None] = {}
+    answered: list[Parcel] = []
+    """Calls that are over, and whose answers are not taken yet."""
+    alarm: asyncio.TimerHandle | None = None
+    waiter: asyncio.Future[None] | None = None
+    is_woken: bool = False
 
     async def next(self) -> list[Parcel]:
         """Wait for answers or a wake-up; return what is answered."""
-        if not self.answered and not self._is_woken:
-            self._waiter = self._loop.create_future()
+        if not self.answered and not self.is_woken:
+            self.waiter = self.batch.loop.create_future()
             try:
-                await self._waiter
+                await self.waiter
             finally:
-                self._waiter = None
-        self._is_woken = False
-        return self.take_answers()
-
-    def take_answers(self) -> list[Parcel]:
-        """Return what is answered, without waiting."""
-        if self.running:
-            for parcel in [p for p in self.running if p.call is not None and p.call.done()]:
-                self._sender.end(self, parcel)
+                self.waiter = None
+        self.is_woken = False
         answered, self.answered = self.answered, []
         return answered
 
     def wake_in(self, seconds: float) -> None:
         """Let `next` return after *seconds*, with or without answers."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm = self._loop.call_later(seconds, self.wake)
+        if self.alarm is not None:
+            self.alarm.cancel()
+        self.alarm = self.batch.loop.call_later(seconds, self.wake)
 
     def wake(self) -> None:
         """Let `next` return, with or without answers."""
-        self._is_woken = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def close(self) -> None:
-        """Cancel the calls under way; their answers are not needed any more."""
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._sender.close(self)
+        self.is_woken = True
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
 
 class Sender:
@@ -143,7 +121,7 @@ class Sender:
         breaker: Breaker,
         rate_limit: RateLimit,
         books: Books,
-        listener: CallListener | None,
+        trip_hooks: Sequence[TripHook],
     ) -> None:
         self._sink = sink
         self._joint = joint
@@ -157,27 +135,36 @@ class Sender:
         self._rate_limit = rate_limit
         self.rate_share: RateShare | None = None
         self._books = books
-        self._listener = listener
+        self._trip_hooks = trip_hooks
         self._free = sink.concurrency
-        self._waiters: deque[Sends] = deque()
+        self._waiters: dict[Sends, None] = {}
+        """What waits for a slot, the longest first."""
         self._open: dict[Sends, None] = {}
-        # One timer for all calls. It is not stopped when there are none: most calls end soon, and
-        # a timer for each costs more than one that finds nothing to do.
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_loop: asyncio.AbstractEventLoop | None = None
-        self._timer_s = inf
+        self.timer = LazyTimer(self._check_timeouts)
         self._slowest_s = 0.0
         """How long the slowest recent call took; decays with each call."""
         self.is_draining = False
 
     def open(self, batch: Batch, rows: Sequence[int]) -> Sends:
         """Return the sends of *rows*; the caller closes them."""
-        sends = Sends(self, batch, rows, self._sink.batch)
+        size, count = self._sink.batch, len(rows)
+        parcels = [
+            Parcel(rows[at : at + size] if count > size else rows) for at in range(0, count, size)
+        ]
+        sends = Sends(batch, deque(parcels))
         self._open[sends] = None
         return sends
 
+    def take_late_answers(self, sends: Sends) -> list[Parcel]:
+        """Return what is answered, also what `next` has not been woken for yet."""
+        for parcel in [p for p in sends.running if p.call is not None and p.call.done()]:
+            self.end(sends, parcel)
+        return sends.answered
+
     def close(self, sends: Sends) -> None:
         """Cancel the calls of *sends* that are under way."""
+        if sends.alarm is not None:
+            sends.alarm.cancel()
         del self._open[sends]
         if self._waiters:
             self._stop_waiting(sends)
@@ -210,36 +197,36 @@ class Sender:
         limit, batch = self._rate_limit, sends.batch
         limit.note(batch.now())
         while sends.waiting:
-            may_be_unsendable = self.is_draining or self._breaker.is_open or batch.ends is not None
-            if may_be_unsendable and (why := self._why_unsendable(batch, sends.waiting[0])):
+            if why := self._why_unsendable(batch, sends.waiting[0]):
                 rows = [row for parcel in sends.waiting for row in parcel.rows]
                 sends.waiting.clear()
-                if self._waiters:
-                    self._stop_waiting(sends)
+                self._stop_waiting(sends)
                 return rows, why
             if limit.is_active and (pause := self._reserve_turn(sends)) > 0:
                 longest_s = _SHARE_POLL_S if self.rate_share is not None else self._timeout_s
                 sends.wake_in(min(pause, longest_s))
                 return None
             if not self._free:
-                if not sends.waits_for_slot:
-                    sends.waits_for_slot = True
-                    self._waiters.append(sends)
+                self._waiters[sends] = None
                 return None
-            self._free -= 1
-            parcel = sends.waiting.popleft()
-            try:
-                unsent = await self._confirm_claims(batch, parcel)
-                if parcel.rows:
-                    self._call(sends, parcel)
-            except BaseException:
-                self._free_slot()
-                raise
-            if not parcel.rows:
-                self._free_slot()
-            if unsent is not None:
+            if (unsent := await self._send_next(sends)) is not None:
                 return unsent
         return None
+
+    async def _send_next(self, sends: Sends) -> Unsent | None:
+        """Send what has waited longest, and return what may not be sent."""
+        self._free -= 1
+        parcel = sends.waiting.popleft()
+        try:
+            unsent = await self._confirm_claims(sends.batch, parcel)
+            if parcel.rows:
+                self._call(sends, parcel)
+        except BaseException:
+            self._free_slot()
+            raise
+        if not parcel.rows:
+            self._free_slot()
+        return unsent
 
     def _why_unsendable(self, batch: Batch, parcel: Parcel) -> str:
         """Return why events cannot be sent any more; empty if they can."""
@@ -306,15 +293,11 @@ class Sender:
                 return rows, "no time left to send"
         needed = batch.now() + send_time + self._margin_s
         parcel.leases = leases = batch.own_leases(parcel.rows)
-        for lease in leases:
-            if lease.lost or lease.ends < needed:
-                break
-        else:
+        short = [lease for lease in leases if lease.lost or lease.ends < needed]
+        if not short:
             return None
         try:
-            await self._leases.extend(
-                [lease for lease in leases if lease.lost or lease.ends < needed]
-            )
+            await self._leases.extend(short)
         except StoreError:
             self._books.store_errors += 1
         # Again: the store may have been slow.
@@ -361,8 +344,8 @@ class Sender:
             for lease in leases:  # one lost lease must not cancel the sends of others
                 lease.sending = task
         sends.running[parcel] = None
-        if ends < self._timer_s or batch.loop is not self._timer_loop:
-            self._start_timer(batch.loop, ends)
+        if ends < self.timer.at_s or batch.loop is not self.timer.loop:
+            self.timer.start(batch.loop, ends)
 
     # --- ending ---------------------------------------------------------------------------
 
@@ -393,8 +376,9 @@ class Sender:
         sends.answered.append(parcel)
         self._free_slot()
         self._slowest_s = max(took_s, self._slowest_s * 0.9)
-        if self._listener is not None:
-            self._listener(count, took_s, parcel.is_taken)
+        if self._trip_hooks:
+            trip = RoundTrip(self._route, "sink", "deliver", count, took_s, parcel.is_taken)
+            call_hooks(self._trip_hooks, trip)
 
     def _free_slot(self) -> None:
         self._free += 1
@@ -402,32 +386,19 @@ class Sender:
             self._wake_next()
 
     def _wake_next(self) -> None:
-        if self._free > 0 and self._waiters:
-            sends = self._waiters.popleft()
-            sends.waits_for_slot = False
+        if self._waiters and self._free > 0:
+            sends = next(iter(self._waiters))
+            del self._waiters[sends]
             sends.wake()
 
     def _stop_waiting(self, sends: Sends) -> None:
         """Give the slot that *sends* waits for, or was woken for, to the next one."""
-        if sends.waits_for_slot:
-            self._waiters.remove(sends)
-            sends.waits_for_slot = False
+        self._waiters.pop(sends, None)
         self._wake_next()
 
     # --- timeouts -------------------------------------------------------------------------
 
-    def stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer, self._timer_loop, self._timer_s = None, None, inf
-
-    def _start_timer(self, loop: asyncio.AbstractEventLoop, at_s: float) -> None:
-        self.stop_timer()
-        self._timer_loop, self._timer_s = loop, at_s
-        self._timer = loop.call_at(at_s, self._check_timeouts, loop)
-
     def _check_timeouts(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.stop_timer()
         now, earliest = loop.time(), inf
         for sends in [*self._open]:
             for parcel in [*sends.running]:
@@ -437,7 +408,14 @@ class Sender:
                     self.end(sends, parcel, timed_out=True)
                     sends.wake()
         if earliest < inf:
-            self._start_timer(loop, earliest)
+            self.timer.start(loop, earliest)
+
+
+def _are_answers(found: object) -> bool:
+    # Mostly a list: the check for a sequence is slow.
+    if type(found) is not list and not isinstance(found, Sequence):
+        return False
+    return _ANSWERS.issuperset(map(type, found))
 
 
 def _answers_of(task: "asyncio.Future[Sequence[JointAnswer]]", count: int) -> Sequence[JointAnswer]:
@@ -450,11 +428,7 @@ def _answers_of(task: "asyncio.Future[Sequence[JointAnswer]]", count: int) -> Se
     elif error is not None:
         # Its type only: the text of an exception may quote the event.
         answer = Unknown(type(error).__name__)
-    # Mostly a list: the check for a sequence is slow.
-    elif not (
-        (type(answers := task.result()) is list or isinstance(answers, Sequence))
-        and _ANSWERS.issuperset(map(type, answers))
-    ):
+    elif not _are_answers(answers := task.result()):
         answer = Unknown("the sink returned something other than answers")
     elif len(answers) != count:
         answer = Unknown(f"the sink returned {len(answers)} answers for {count} events")

@@ -17,6 +17,7 @@ from oncebridge.engine.counters import Books
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.sends import Parcel
 from oncebridge.engine.settings import Settings
+from oncebridge.engine.verdict import Verdict
 from oncebridge.sinks.api import (
     Already,
     Closed,
@@ -37,17 +38,13 @@ class Backoff:
 
     def __init__(self, settings: Settings, dice: Dice) -> None:
         self._first_ms = ms(settings.backoff)
-        self._longest_ms = ms(settings.max_backoff)
+        self.longest_ms = ms(settings.max_backoff)
         self._dice = dice
-
-    @property
-    def longest_ms(self) -> int:
-        return self._longest_ms
 
     def after_ms(self, times: int) -> int:
         """Return a random pause: anything from 0 to 1 s, 2 s, 4 s … 5 min (full jitter)."""
         doubled = self._first_ms << min(max(times, 1) - 1, 20)
-        return int(self._dice.fraction() * min(doubled, self._longest_ms)) + 1
+        return int(self._dice.fraction() * min(doubled, self.longest_ms)) + 1
 
     def jittered_ms(self, left_ms: int) -> int:
         """Return *left_ms* and up to a quarter of a second more."""
@@ -55,12 +52,14 @@ class Backoff:
 
 
 class HandBack(Struct, frozen=True):
-    """One event to return to the source: why, after what pause, and if the attempt counts."""
+    """One event to return to the source: why, and after what pause."""
 
     entry: BatchEntry
     reason: str
     wait_ms: int
-    unsent: bool
+    unsent: bool = True
+    """Nothing was sent, or it was the sink's fault: the attempt does not count."""
+    verdict: Verdict = Verdict.FAILED
 
     def releases(self) -> list[Release]:
         """Return the releases of its claim; none if it has none, or lost it."""
@@ -87,26 +86,16 @@ class SortedAnswers(Struct, frozen=True):
     lost_races: list[tuple[BatchEntry, Already | Lost]]
 
 
-class SinkAnswers:
+class SinkAnswers(Struct, eq=False, kw_only=True):
     """Decides what follows from each answer of one sink."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        books: Books,
-        breaker: Breaker,
-        rate_limit: RateLimit,
-        backoff: Backoff,
-        *,
-        may_give_up: bool,
-    ) -> None:
-        self._give_up_after = settings.give_up_after
-        self._books = books
-        self._breaker = breaker
-        self._rate_limit = rate_limit
-        self._backoff = backoff
-        self._may_give_up = may_give_up
-        self.blame = Blame(breaker)
+    give_up_after: timedelta | None
+    books: Books
+    breaker: Breaker
+    blame: Blame
+    rate_limit: RateLimit
+    backoff: Backoff
+    may_give_up: bool
 
     def sort(self, batch: Batch, parcels: Iterable[Parcel]) -> SortedAnswers:
         """Group events by what follows from their answers."""
@@ -123,17 +112,17 @@ class SinkAnswers:
                     entry.passed_before, entry.turn = parcel.passed_before, parcel.turn
                     self._sort_one(entry, answer, found)
         batch.forwarded.update(found.taken)
-        self._rate_limit.delivered += len(found.taken)
+        self.rate_limit.delivered += len(found.taken)
         return found
 
     def _sort_one(self, entry: BatchEntry, answer: JointAnswer, found: SortedAnswers) -> None:
         match answer:
             case Already() | Lost():
-                self._breaker.succeeded()
+                self.breaker.succeeded()
                 found.lost_races.append((entry, answer))
             case Never():
                 if not answer.unsent:
-                    self._breaker.succeeded()
+                    self.breaker.succeeded()
                 entry.error = answer.reason
                 found.refused.append(entry)
             case Yes():
@@ -147,9 +136,9 @@ class SinkAnswers:
 
     def _is_too_old(self, entry: BatchEntry) -> bool:
         """Return True if a failed event is to be given up for its age, and record why."""
-        if not self._may_give_up or not entry.held or entry.is_lost:
+        if not self.may_give_up or not entry.held or entry.is_lost:
             return False
-        most_ms = entry.batch.give_up_ms(self._give_up_after, entry.keep_ms)
+        most_ms = entry.batch.give_up_ms(self.give_up_after, entry.keep_ms)
         if entry.age_ms() < most_ms:
             return False
         most = format_duration(timedelta(milliseconds=most_ms))
@@ -160,19 +149,19 @@ class SinkAnswers:
         self, entry: BatchEntry, answer: Unknown | No | Throttled | Unwell | Closed
     ) -> HandBack:
         """Decide when to retry an event the sink did not take, and whether the attempt counts."""
-        backoff, breaker = self._backoff, self._breaker
+        backoff, breaker = self.backoff, self.breaker
         asked = min(max(answer.retry_after_ms, 0), backoff.longest_ms)
         if isinstance(answer, Throttled):
             return self._plan_throttled_retry(entry, answer, asked)
         if isinstance(answer, No) and answer.too_early:
-            return HandBack(entry, answer.reason, max(backoff.after_ms(1), asked), unsent=True)
+            return HandBack(entry, answer.reason, max(backoff.after_ms(1), asked))
         is_blamed = False
         match answer:
             case Unknown():
-                self._books.ambiguous += 1
+                self.books.ambiguous += 1
                 is_blamed = True
             case Unwell() | Closed():
-                self._books.unwell += isinstance(answer, Unwell)
+                self.books.unwell += isinstance(answer, Unwell)
                 is_blamed = self.blame.is_of(entry.key, entry.passed_before)
         if not isinstance(answer, No):
             entry.error = answer.reason
@@ -188,19 +177,19 @@ class SinkAnswers:
         # The sink's fault: the attempt does not count, and the pause grows with its refusals.
         left_s = breaker.left_s(now_s(), entry.key)
         wait = max(backoff.after_ms(breaker.level), asked, int(left_s * 1000))
-        return HandBack(entry, answer.reason, wait, unsent=True)
+        return HandBack(entry, answer.reason, wait)
 
     def _plan_throttled_retry(
         self, entry: BatchEntry, answer: Throttled, asked_ms: int
     ) -> HandBack:
         """Lower the rate, and retry when the sink accepts events again."""
-        now, limit = now_s(), self._rate_limit
-        self._breaker.answered()
-        self._books.throttled += 1
+        now, limit = now_s(), self.rate_limit
+        self.breaker.answered()
+        self.books.throttled += 1
         if answer.maybe:
-            self._books.unwell += 1
+            self.books.unwell += 1
             entry.maybe_delivered = True
             entry.error = answer.reason
         limit.throttled(entry.turn, asked_ms / 1000, now)
         wait = max(asked_ms, int(limit.left_s(now) * 1000)) + 1
-        return HandBack(entry, answer.reason, wait, unsent=True)
+        return HandBack(entry, answer.reason, wait)

@@ -29,45 +29,38 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Iterable, Sequence
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.base.clock import Clock, Dice, ms
+from oncebridge.base.clock import Clock, Dice, SystemDice, ms, system_clock
 from oncebridge.dead_letters.api import DeadLetters
 from oncebridge.dead_letters.copies import count_copies
 from oncebridge.engine.backlog import PendingWrite
 from oncebridge.engine.batch import Batch, BatchEntry, now_s
-from oncebridge.engine.breaker import Breaker
+from oncebridge.engine.breaker import Blame, Breaker
 from oncebridge.engine.claims import RetryingStore
 from oncebridge.engine.counters import Books
 from oncebridge.engine.decide import DROPPED, Action, Policy, Step, after_claim, first_step
 from oncebridge.engine.entity_state import EntityStates
-from oncebridge.engine.hooks import Hook, RoundTrip, TripHook, call_hooks
+from oncebridge.engine.hooks import Hook, Tracer, TripHook
 from oncebridge.engine.leases import Lease, Leases
 from oncebridge.engine.memos import first_arrival
-from oncebridge.engine.ordering import waves
+from oncebridge.engine.opening import Opening
+from oncebridge.engine.ordering import EntityQueues, waves
 from oncebridge.engine.outcomes import Outcomes
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.sends import SINK_DOWN, Sender
-from oncebridge.engine.settings import Settings
+from oncebridge.engine.settings import DEFAULT_ROUTE, Settings
 from oncebridge.engine.sink_answers import Backoff, HandBack, SinkAnswers, SortedAnswers
-from oncebridge.engine.timed_store import TimedStore
+from oncebridge.engine.timed_store import timed
 from oncebridge.engine.verdict import First, Outcome, Verdict
-from oncebridge.errors import (
-    DeadLetterError,
-    DeadLetterRefused,
-)
+from oncebridge.errors import DeadLetterError, DeadLetterRefused
+from oncebridge.events.event import Event
 from oncebridge.events.rules import Rule, RuleSet
-from oncebridge.sinks.api import (
-    Already,
-    Delivery,
-    Joint,
-    Lost,
-    Sink,
-    as_joint_sink,
-)
+from oncebridge.sinks.api import Already, Delivery, Joint, Lost, Sink, as_joint_sink
+from oncebridge.sinks.function import FunctionSink
 from oncebridge.stores.api import (
     Busy,
     Claim,
@@ -96,34 +89,33 @@ _FATES: Final = {
 }
 _SILENT: Final = {NoAnswer}
 _ANY_OTHER_EVENT = b"any"  # a key that no event has
+_TAKEN_OVER = "another worker took over"
 _NOT_RECORDED = "another event with the same key was delivered and is not recorded yet"
 
 
 class Steps:
-    """
-    The steps of a batch, for one route: claim, deliver, commit.
-
-    See `oncebridge.engine.gateway.Gateway` for the arguments.
-    """
+    """The steps of a batch, for one route; the arguments are explained at `Gateway`."""
 
     def __init__(
         self,
         *,
         store: Store,
-        sink: Sink,
-        rules: Sequence[Rule],
-        dead: DeadLetters | None,
-        route: str,
-        settings: Settings,
-        hooks: Sequence[Hook],
-        trip_hooks: Sequence[TripHook],
-        clock: Clock,
-        dice: Dice,
+        sink: Sink | Callable[[Event], Any],
+        rules: Sequence[Rule] = (),
+        dead: DeadLetters | None = None,
+        route: str = DEFAULT_ROUTE,
+        settings: Settings = Settings(),  # noqa: B008 - frozen
+        hooks: Sequence[Hook] = (),
+        trip_hooks: Sequence[TripHook] = (),
+        tracer: Tracer | None = None,
+        clock: Clock = system_clock,
+        dice: Dice | None = None,
     ) -> None:
+        settings.check()
         self.books = Books()
         self.route = route
         self._store = store
-        self._sink = sink
+        self._sink = FunctionSink(sink) if callable(sink) else sink
         self.rules = RuleSet(
             rules,
             namespace=route,
@@ -135,29 +127,27 @@ class Steps:
         self._settings = settings
         self._hooks = tuple(hooks)
         self._trip_hooks = tuple(trip_hooks)
+        self._tracer = tracer
         self._clock = clock
-        self._dice = dice
+        self._dice = dice or SystemDice()
         self._lease_ms = ms(settings.lease)
         self._max_hold_s = settings.max_hold.total_seconds()
         self._commit_budget_s = settings.commit_budget.total_seconds()
         self._policy = Policy.of(settings, has_dead_letters=dead is not None)
         self._is_shadow = self._policy.is_shadow
         self._fails_open = self._policy.sends_without_store
-        claims = TimedStore(store, route, self._trip_hooks) if trip_hooks else store
+        claims = timed(store, route, self._trip_hooks) if trip_hooks else store
         self._leases = Leases(claims, self.books, lease_ms=self._lease_ms)
         self._claims = RetryingStore(claims, self.books, self._dice)
         self._entities = EntityStates(
-            self._claims,
-            self._leases,
-            books=self.books,
-            dice=self._dice,
-            settings=settings,
-            policy=self._policy,
+            self._claims, self._leases, self.books, self._dice, settings, self._policy
         )
         self._settle = Outcomes(route, self.books, self._leases, self._hooks).settle
         self._joint = as_joint_sink(self._sink, store)
         self.sink_breaker = Breaker(settings.breaker, self._dice)
         self.store_breaker = Breaker(settings.breaker, self._dice)
+        self._opening = Opening([self._sink, dead, store], self.store_breaker, self.books)
+        self._entity_queues = EntityQueues() if settings.order == "entity" else None
         self._rate_limit = RateLimit(settings.rate or inf)
         self._sender = Sender(
             self._sink,
@@ -169,7 +159,7 @@ class Steps:
             breaker=self.sink_breaker,
             rate_limit=self._rate_limit,
             books=self.books,
-            listener=self._report_send if trip_hooks else None,
+            trip_hooks=self._trip_hooks,
         )
         if settings.rate:
             from oncebridge.engine.shared_rate_limit import (  # noqa: PLC0415 - most have no rate
@@ -187,11 +177,12 @@ class Steps:
             )
         self._backoff = Backoff(settings, self._dice)
         self._answers = SinkAnswers(
-            settings,
-            self.books,
-            self.sink_breaker,
-            self._rate_limit,
-            self._backoff,
+            give_up_after=settings.give_up_after,
+            books=self.books,
+            breaker=self.sink_breaker,
+            blame=Blame(self.sink_breaker),
+            rate_limit=self._rate_limit,
+            backoff=self._backoff,
             may_give_up=dead is not None,
         )
         self._paused = False
@@ -276,7 +267,8 @@ class Steps:
         waits = {*behind}
         await self._process_in_order(batch, [row for row in wave if row not in waits])
         for entity in dict.fromkeys([entries[row].entity for row in behind]):
-            await turns[entity].wait_for_previous(batch.ends)
+            left_s = None if batch.ends is None else batch.ends - batch.now()
+            await turns[entity].wait_for_previous(left_s)
         await self._process_in_order(batch, behind)
 
     async def _process_in_order(self, batch: Batch, rows: Sequence[int]) -> None:
@@ -623,11 +615,8 @@ class Steps:
                 entry.success_verdict = Verdict.BUSY
             return [entry.row for entry in entries], [], 0
         ready = [entry.row for entry, step in found.claimed if step.action is Action.SEND]
-        pause = self._backoff.after_ms(1)
         why = "the store did not answer for the entity"
-        await self._hand_back(
-            [HandBack(entry, why, pause, unsent=True) for entry in found.unanswered]
-        )
+        await self._hand_back_all(found.unanswered, why, self._backoff.after_ms(1))
         if not found.busy:
             return ready, [], 0
         is_over = now_s() >= patient_until or batch.is_over()
@@ -636,8 +625,7 @@ class Steps:
             return ready, [entry for entry, _ in found.busy], min(left_s, _BUSY_POLL_S)
         why = "another worker holds the entity"
         await self._hand_back(
-            [HandBack(entry, why, left, unsent=True) for entry, left in found.busy],
-            verdict=Verdict.BUSY,
+            [HandBack(entry, why, left, verdict=Verdict.BUSY) for entry, left in found.busy]
         )
         return ready, [], 0
 
@@ -669,7 +657,7 @@ class Steps:
                     rows_left, why = unsent
                     is_down = why is SINK_DOWN
                     wait_ms = int(self.unavailable_s() * 1000) + 1 if is_down else 0
-                    await self._hand_back_rows(batch, rows_left, why, wait_ms)
+                    await self._hand_back_all(map(batch.entry, rows_left), why, wait_ms)
                     is_last = not (sends.waiting or sends.running or sends.answered)
                     continue
                 if not (parcels := await sends.next()):
@@ -682,12 +670,12 @@ class Steps:
                     # The other sends need not wait for these commits.
                     applying.append(asyncio.create_task(self._apply_answers(answers)))
         except BaseException:
-            self._answers.sort(batch, sends.take_answers())
+            self._answers.sort(batch, self._sender.take_late_answers(sends))
             for task in applying:
                 task.cancel()
             raise
         finally:
-            sends.close()
+            self._sender.close(sends)
             try:
                 # All of them, even if one fails: none may keep running.
                 errors = await asyncio.gather(*applying, return_exceptions=True) if applying else ()
@@ -730,10 +718,7 @@ class Steps:
         await self._claims.release([r for entry in known for r in self._entities.release_of(entry)])
         self._settle(batch, [entry.row for entry in known], Verdict.DUPLICATE)
         lost = [entry for entry, answer in lost_races if isinstance(answer, Lost)]
-        why, wait = "another worker took over", self._backoff.after_ms(1)
-        await self._hand_back(
-            [HandBack(entry, why, wait, unsent=True) for entry in lost], verdict=Verdict.BUSY
-        )
+        await self._hand_back_all(lost, _TAKEN_OVER, self._backoff.after_ms(1), Verdict.BUSY)
         # Some of their keys may have been held here until now.
         self.books.lease_lost += sum([not entry.is_lost for entry in lost])
 
@@ -743,21 +728,16 @@ class Steps:
         """Commit what the sink took. From here on the event is acknowledged, whatever happens."""
         self.sink_breaker.succeeded()
         self.books.forwarded += len(rows)
-        special: list[BatchEntry] = []
-        if batch.entries:
-            special = [entry for row in rows if (entry := batch.entries.get(row))]
-        for entry in special:
-            if entry.unprotected:
-                self.books.unprotected += 1
-                if not entry.held:
-                    memories = entry.memories(entry.parts, Fate.DELIVERED, self._dice)
-                    self._claims.backlog.add(entry.pending_writes(memories, batch.now()))
+        entries = batch.entries
+        special = [entries[row] for row in rows if row in entries] if entries else []
+        if special:
+            self._note_unprotected([entry for entry in special if entry.unprotected])
+            # Those of events that shadow mode would have dropped; others have a state to record.
+            await self._release_outdated(special)
         if self._joint is None:
-            if special:
-                await self._record_entity_states(special)
+            if with_state := [entry for entry in special if entry.entity_lease is not None]:
+                await self._entities.record_delivered(with_state, self._lease_ms)
             await self._commit(batch, rows, Fate.DELIVERED)
-        elif self._is_shadow:
-            await self._release_entities(special)
         by_verdict: dict[tuple[Verdict, str], list[int]] = {}
         for entry in special:
             by_verdict.setdefault((entry.success_verdict, entry.why), []).append(entry.row)
@@ -766,15 +746,15 @@ class Steps:
         if len(special) < len(rows):
             self._settle(batch, rows, Verdict.DELIVERED)
 
-    async def _record_entity_states(self, entries: list[BatchEntry]) -> None:
-        """Record the newest states; events that shadow mode would have dropped have none."""
-        if any(entry.entity_lease for entry in entries):
-            await self._release_entities(entries)
-            delivered = [entry for entry in entries if entry.entity_lease is not None]
-            await self._entities.record_delivered(delivered, self._lease_ms)
+    def _note_unprotected(self, entries: Sequence[BatchEntry]) -> None:
+        """Count deliveries without a claim, and record them once the store answers."""
+        self.books.unprotected += len(entries)
+        for entry in entries:
+            if not entry.held:
+                memories = entry.memories(entry.parts, Fate.DELIVERED, self._dice)
+                self._claims.backlog.add(entry.pending_writes(memories, entry.batch.now()))
 
-    async def _release_entities(self, entries: list[BatchEntry]) -> None:
-        """Release the entities of events that shadow mode would have dropped."""
+    async def _release_outdated(self, entries: Sequence[BatchEntry]) -> None:
         await self._claims.release(
             [
                 release
@@ -851,26 +831,23 @@ class Steps:
         if not entries:
             return
         batch = entries[0].batch
-        if self._dead is None:
-            why = "no dead letters are configured"
-            wait = self._backoff.longest_ms
-            await self._hand_back([HandBack(entry, why, wait, unsent=False) for entry in entries])
-            return
         now = self._clock()
         letters = [entry.letter(reason, self.route, now) for entry in entries]
         try:
+            if self._dead is None:
+                raise DeadLetterRefused("none are configured")
             await self._dead.put(letters)
-        except DeadLetterRefused as error:
-            if len(entries) > 1:
+        except DeadLetterError as error:
+            is_refused = isinstance(error, DeadLetterRefused)
+            if is_refused and len(entries) > 1:
                 for entry in entries:  # one at a time: the others may be accepted
                     await self._send_to_dead_letters([entry], reason)
                 return
-            why, wait = f"dead letters: {error}", self._backoff.longest_ms
-            await self._hand_back([HandBack(entry, why, wait, unsent=False) for entry in entries])
-            return
-        except DeadLetterError as error:
-            why, wait = f"dead letters: {error}", self._backoff.after_ms(1)
-            await self._hand_back([HandBack(entry, why, wait, unsent=True) for entry in entries])
+            wait = self._backoff.longest_ms if is_refused else self._backoff.after_ms(1)
+            why = f"dead letters: {error}"
+            await self._hand_back(
+                [HandBack(entry, why, wait, unsent=not is_refused) for entry in entries]
+            )
             return
         await self._claims.release(
             [r for entry in entries for r in self._entities.release_of(entry)]
@@ -892,17 +869,19 @@ class Steps:
         rows = [row, *entry.duplicates] if entry is not None else [row]
         self._settle(batch, rows, Verdict.FAILED, reason=reason, retry_after_ms=wait_ms)
 
-    async def _hand_back_rows(
-        self, batch: Batch, rows: Iterable[int], reason: str, wait_ms: int = 0
+    async def _hand_back_all(
+        self,
+        entries: Iterable[BatchEntry],
+        reason: str,
+        wait_ms: int,
+        verdict: Verdict = Verdict.FAILED,
     ) -> None:
         """Return claimed events that were not sent to the source."""
         await self._hand_back(
-            [HandBack(batch.entry(row), reason, wait_ms, unsent=True) for row in rows]
+            [HandBack(entry, reason, wait_ms, verdict=verdict) for entry in entries]
         )
 
-    async def _hand_back(
-        self, back: Sequence[HandBack], *, verdict: Verdict = Verdict.FAILED
-    ) -> None:
+    async def _hand_back(self, back: Sequence[HandBack]) -> None:
         """Release the claims and return the events to the source, to be retried."""
         if not back:
             return
@@ -921,15 +900,15 @@ class Steps:
         for one in back:
             row = [one.entry.row]
             if one.entry.is_lost:
-                why, wait = "another worker took over", self._lease_ms
-                self._settle(batch, row, Verdict.BUSY, reason=why, retry_after_ms=wait)
+                wait = self._lease_ms
+                self._settle(batch, row, Verdict.BUSY, reason=_TAKEN_OVER, retry_after_ms=wait)
             else:
                 # A little after the release, or the retry would find it busy.
                 wait = self._backoff.jittered_ms(one.wait_ms) if one.wait_ms else 0
                 self._settle(
                     batch,
                     row,
-                    verdict,
+                    one.verdict,
                     reason=one.reason,
                     retry_after_ms=wait,
                     blamed=not one.unsent,
@@ -951,7 +930,15 @@ class Steps:
                 if outcome is None:
                     continue  # `process` is about to raise
                 if not outcome.acknowledge:
-                    self._settle_like(batch, row, outcome)
+                    why, wait, blamed = outcome.reason, outcome.retry_after_ms, outcome.blamed
+                    self._settle(
+                        batch,
+                        [row],
+                        outcome.verdict,
+                        reason=why,
+                        retry_after_ms=wait,
+                        blamed=blamed,
+                    )
                     continue
                 if leader.matched_key and leader.matched_key not in duplicate.names():
                     # Known by a key that this one does not have, so not proven to be a duplicate.
@@ -974,19 +961,6 @@ class Steps:
             for wave in waves(batch, apart):
                 await self._process_wave(batch, wave)
 
-    def _settle_like(self, batch: Batch, row: int, outcome: Outcome) -> None:
-        self._settle(
-            batch,
-            [row],
-            outcome.verdict,
-            reason=outcome.reason,
-            retry_after_ms=outcome.retry_after_ms,
-            blamed=outcome.blamed,
-        )
-
-    def _report_send(self, items: int, took_s: float, ok: bool) -> None:  # noqa: FBT001 - `CallListener`
-        call_hooks(self._trip_hooks, RoundTrip(self.route, "sink", "deliver", items, took_s, ok))
-
     def _settle_unfinished(self, batch: Batch) -> list[Outcome]:
         """Return events without a verdict to the source: after an error, or at a shutdown."""
         reason = (
@@ -998,11 +972,7 @@ class Steps:
             if outcome is None and (batch.terms[row] is not None or row in batch.entries)
         ]
         # Claims of events that were not sent are released for the next worker.
-        unsent = [
-            HandBack(batch.entry(row), reason, 0, unsent=True)
-            for row in left
-            if row not in batch.sent
-        ]
+        unsent = [HandBack(batch.entry(row), reason, 0) for row in left if row not in batch.sent]
         self._claims.backlog.add(
             PendingWrite(release) for back in unsent for release in back.releases()
         )
