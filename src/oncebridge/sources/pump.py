@@ -37,7 +37,7 @@ from msgspec.structs import replace
 from oncebridge.base.clock import wait_until_set
 from oncebridge.base.formatting import raised_at
 from oncebridge.engine.cpu_turns import SMALL, TURN_S
-from oncebridge.engine.router import UNEXPECTED_ERROR, Collector, OnAnswer, Router, RouterAnswer
+from oncebridge.engine.router import UNEXPECTED_ERROR, OnAnswer, Router, RouterAnswer
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import Event, Unreadable
 
@@ -440,8 +440,9 @@ class Pump(Generic[_H]):
             if len(record.events) == 1:
                 owners.append(partial(self._on_answer, record))
             else:
-                collector = Collector(len(record.events), partial(self._on_answers, record))
-                owners += [partial(collector.take, at) for at in range(len(record.events))]
+                answers: dict[int, RouterAnswer] = {}
+                take = partial(self._on_answer_of_several, record, answers)
+                owners += [partial(take, at) for at in range(len(record.events))]
         await self._router.process_each(
             events,
             lambda at, answer: owners[at](answer),
@@ -452,13 +453,21 @@ class Pump(Generic[_H]):
 
     # --- out ---------------------------------------------------------------------------
 
-    def _on_answers(self, record: SourceRecord[_H], answers: Sequence[RouterAnswer]) -> None:
-        """Act on the answers to the events of one record; the first failure is its answer."""
-        pairs = zip(record.events, answers, strict=True)
-        failed = [(event, answer) for event, answer in pairs if not answer.acknowledge]
+    def _on_answer_of_several(
+        self,
+        record: SourceRecord[_H],
+        answers: dict[int, RouterAnswer],
+        at: int,
+        answer: RouterAnswer,
+    ) -> None:
+        """Take the answer to an event of a record; the first failure is that of the record."""
+        answers[at] = answer
+        if len(answers) < len(record.events):
+            return
+        failed = [number for number in sorted(answers) if not answers[number].acknowledge]
         if failed:
-            record.events = [event for event, _ in failed]
-        self._on_answer(record, failed[0][1] if failed else answers[0])
+            record.events = [record.events[number] for number in failed]
+        self._on_answer(record, answers[failed[0] if failed else 0])
 
     def _on_answer(self, record: SourceRecord[_H], answer: RouterAnswer) -> None:
         """Act on the answer to a record: it is final, or the record is retried."""
