@@ -262,8 +262,8 @@ class Spool(Source):
     # --- the source --------------------------------------------------------------------
 
     async def open(self, host: Host) -> None:
-        self._batch = host.batch
         self._lock_exclusively()
+        self._batch = host.batch
         log = wal_limit(self._path)
         self._batch_bytes, self._reserve = min(_BATCH_BYTES, log), _LOGS_IN_RESERVE * log
         self.depth = await self._file.run(
