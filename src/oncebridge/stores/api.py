@@ -33,6 +33,7 @@ starts again from nothing.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum, IntEnum
+from itertools import chain, repeat
 from typing import Any, ClassVar, Final, Generic, Literal, Protocol, Self, TypeVar, Union
 
 from msgspec import Struct
@@ -246,8 +247,7 @@ class Wants(Columns[Want], frozen=True, gc=False):
         names = ("token", "generation", "lease_ms", "keep_ms", "memo")
         columns: list[Any] = [folded([getattr(want, name) for want in wants]) for name in names]
         columns += [
-            folded([part.hash for part in parts]),
-            folded([part.slide_ms for part in parts]),
+            folded([getattr(part, name) for part in parts]) for name in ("hash", "slide_ms")
         ]
         sizes = [len(want.parts) for want in wants] if len(parts) > len(wants) else None
         return cls(*[[part.key for part in parts], *columns, sizes])
@@ -258,6 +258,12 @@ class Wants(Columns[Want], frozen=True, gc=False):
         if any(one.sizes for one in batches):
             batches = [replace(one, sizes=one.sizes or [1] * len(one.keys)) for one in batches]
         return super().joined(batches)
+
+    def by_key(self, column: Column[_V]) -> Column[_V]:
+        """Return a column that has a value per event as one that has a value per key."""
+        if self.sizes is None or not isinstance(column, list):
+            return column
+        return [*chain.from_iterable(map(repeat, column, self.sizes))]
 
     def places(self, at: int) -> range:
         """Return where the keys of the event at position *at* are in `keys`."""
@@ -499,7 +505,8 @@ class Store(Protocol):
     A store: every operation on records.
 
     The test suite `oncebridge.testing.StoreContract` defines what each operation must do. A
-    store that passes it is ready for production.
+    store that passes it is ready for production. A class that inherits from this one has only
+    `async with` from it.
     """
 
     async def open(self) -> None:
@@ -580,9 +587,16 @@ class Store(Protocol):
         """Close connections and files; safe to repeat."""
         ...
 
-    async def __aenter__(self) -> Self: ...
+    async def __aenter__(self) -> Self:
+        try:
+            await self.open()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
 
-    async def __aexit__(self, *exc: object) -> None: ...
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
 
 
 class Portable(Store, Protocol):

@@ -8,7 +8,7 @@ there (in Lua or SQL). The contract suite tests both.
 """
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -18,28 +18,22 @@ from oncebridge.stores.api import (
     Claim,
     ClaimAnswer,
     Commit,
+    CommitAnswer,
     Duplicate,
+    ExtendAnswer,
     Extension,
     Held,
     Memory,
     Mismatch,
     Record,
     Release,
+    ReleaseAnswer,
+    RememberAnswer,
     Reply,
     Want,
 )
 
 State = Literal["absent", "claimed", "free", "done"]
-
-_CommitReply = Literal[Reply.COMMITTED, Reply.ALREADY, Reply.FENCED]
-_ReleaseReply = Literal[Reply.RELEASED, Reply.FENCED]
-_ExtendReply = Literal[Reply.EXTENDED, Reply.FENCED]
-_RememberReply = Literal[Reply.REMEMBERED, Reply.KNOWN]
-
-# Looking up a member of an enum is slow, and these are needed for every event.
-_COMMITTED: Final = Reply.COMMITTED
-_ALREADY: Final = Reply.ALREADY
-_FENCED: Final = Reply.FENCED
 
 
 def state(record: Record | None, now_ms: int) -> State:
@@ -144,20 +138,11 @@ def _first_attempt(part: Part, want: Want, now_ms: int) -> Record:
     until = now_ms + want.lease_ms
     keep_until = until + want.keep_ms
     return Record(
-        part.key,
-        want.token,
-        want.generation,
-        until,
-        1,
-        part.hash,
-        None,
-        want.memo,
-        0,
-        keep_until,
+        part.key, want.token, want.generation, until, 1, part.hash, None, want.memo, 0, keep_until
     )
 
 
-def commit(record: Record | None, asked: Commit, now_ms: int) -> tuple[_CommitReply, Record | None]:
+def commit(record: Record | None, asked: Commit, now_ms: int) -> tuple[CommitAnswer, Record | None]:
     """
     Decide one commit; fenced by generation, not by token or lease.
 
@@ -171,11 +156,11 @@ def commit(record: Record | None, asked: Commit, now_ms: int) -> tuple[_CommitRe
         or not record.generation
         or not asked.generation.startswith(record.generation)
     ):
-        return _FENCED, None
+        return Reply.FENCED, None
     if record.fate is not None:
-        return _ALREADY, None
+        return Reply.ALREADY, None
     until = now_ms + asked.window_ms
-    return _COMMITTED, Record(
+    return Reply.COMMITTED, Record(
         record.key,
         b"",
         record.generation,
@@ -191,10 +176,10 @@ def commit(record: Record | None, asked: Commit, now_ms: int) -> tuple[_CommitRe
 
 def release(
     record: Record | None, asked: Release, now_ms: int
-) -> tuple[_ReleaseReply, Record | None]:
+) -> tuple[ReleaseAnswer, Record | None]:
     """Decide one release; only the current holder may release."""
     if record is None or not _owns(record, asked.token):
-        return _FENCED, None
+        return Reply.FENCED, None
     until = now_ms + asked.delay_ms
     return Reply.RELEASED, replace(
         record,
@@ -208,10 +193,10 @@ def release(
 
 def extend(
     record: Record | None, asked: Extension, now_ms: int
-) -> tuple[_ExtendReply, Record | None]:
+) -> tuple[ExtendAnswer, Record | None]:
     """Decide one extension; a lease that has ended counts until another worker claims the key."""
     if record is None or not _owns(record, asked.token):
-        return _FENCED, None
+        return Reply.FENCED, None
     until = now_ms + asked.lease_ms
     gained = max(until - record.until_ms, 0)
     return Reply.EXTENDED, replace(
@@ -221,7 +206,7 @@ def extend(
 
 def remember(
     record: Record | None, asked: Memory, now_ms: int
-) -> tuple[_RememberReply, Record | None]:
+) -> tuple[RememberAnswer, Record | None]:
     """Decide one memory; written unless the key is claimed or done."""
     where = state(record, now_ms)
     if where in ("claimed", "done"):
@@ -242,7 +227,9 @@ def remember(
     )
 
 
-def load(record: Record | None, asked: Record, now_ms: int) -> tuple[_RememberReply, Record | None]:
+def load(
+    record: Record | None, asked: Record, now_ms: int
+) -> tuple[Literal[Reply.REMEMBERED, Reply.KNOWN], Record | None]:
     """Decide one record of another store; written if the key is absent."""
     if state(record, now_ms) != "absent":
         return Reply.KNOWN, None

@@ -18,7 +18,6 @@ results.
 
 import pytest
 
-from oncebridge.stores.api import Store
 from oncebridge.testing.contract.batches import BatchCases
 from oncebridge.testing.contract.claims import ClaimCases
 from oncebridge.testing.contract.columns import ColumnCases
@@ -74,10 +73,10 @@ class StoreContract(
             elif getattr(cls, name) is None:  # hidden by a class this one inherits from
                 setattr(cls, name, getattr(StoreContract, name))
 
-    async def test_what_is_left_out_is_said(self, store: Store) -> None:
+    async def test_what_is_left_out_is_said(self) -> None:
         missing = {name for name in dir(StoreContract) if name.startswith("test_")}
         missing -= set(self.cases())
         assert missing == set(self.left_out)
         for name in self.left_out:
             print(f"left out, because it needs {_NEEDS[name]!r}: {name}")  # noqa: T201
-        assert await store.peek([self.key()]) == [None]
+        assert await self.store.peek([self.key()]) == [None]

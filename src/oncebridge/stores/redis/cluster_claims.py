@@ -28,7 +28,7 @@ from oncebridge.stores.redis.scripts import (
 )
 
 RunScript = Callable[[str, KeyBatch], Awaitable[tuple[dict[int, Any], list[int]]]]
-"""Run a script; return the outcomes that are not usual, and the time of the server of each key."""
+"""Run a script; return the outcomes that are not usual, and the times, as `RedisStore._run`."""
 
 
 class _Version(Struct, frozen=True, gc=False):
@@ -53,34 +53,27 @@ class ClusterBackend:
 
     async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
         values, times = await self._run_script("look", KeyBatch([*keys]))
-        entries: list[VersionedRecord | NoAnswer | None] = []
-        for at, key in enumerate(keys):
-            value = values.get(at)
+        entries: list[VersionedRecord | NoAnswer | None] = [None] * len(keys)
+        for at, value in values.items():
             if isinstance(value, StoreError):
-                entries.append(NoAnswer(str(value)))
-            elif value is None:
-                entries.append(None)
+                entries[at] = NoAnswer(str(value))
             else:
                 shift = self._shift(times[at])
-                entries.append(
-                    VersionedRecord(
-                        _shifted(decode_record(key, value), shift), _Version(value, shift)
-                    )
-                )
+                record = _shifted(decode_record(keys[at], value), shift)
+                entries[at] = VersionedRecord(record, _Version(value, shift))
         return entries
 
     async def write(self, records: Records, before: Column[_Version | None]) -> list[Any]:
         items = [*zip(records, spread(before, len(records)), strict=True)]
         asked = [_swap_arguments(record, version, self._now_ms) for record, version in items]
         unusual, times = await self._run_script("swap", KeyBatch(records.keys, asked))
-        return [
-            self._written(*items[at], times[at])
-            if at not in unusual
-            else NoAnswer(str(unusual[at]))
-            if isinstance(unusual[at], StoreError)
-            else None
-            for at in range(len(items))
-        ]
+        written: list[Any] = [None] * len(items)
+        for at, item in enumerate(items):
+            if at not in unusual:
+                written[at] = self._written(*item, times[at])
+            elif isinstance(unusual[at], StoreError):
+                written[at] = NoAnswer(str(unusual[at]))
+        return written
 
     async def write_together(
         self, records: Records, before: Column[VersionedRecord | None], sizes: Sequence[int]

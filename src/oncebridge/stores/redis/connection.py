@@ -18,7 +18,7 @@ import select
 import socket
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, cast
 
 from hiredis import HiredisError, Reader, ReplyError, pack_command
@@ -257,6 +257,14 @@ class Dialer(Struct, frozen=True):
             connection.abort()
         raise problem
 
+    async def ask_once(self, address: ServerAddress, command: Command) -> Any:
+        """Send one command on a connection of its own."""
+        connection = await self.connect(address)
+        try:
+            return (await connection.ask([command]))[0]
+        finally:
+            connection.abort()
+
     async def _reach(self, address: ServerAddress) -> Connection:
         loop = asyncio.get_running_loop()
 
@@ -269,11 +277,7 @@ class Dialer(Struct, frozen=True):
         host, port = address
         tls = self.tls() if self.tls is not None else None
         transport, connection = await loop.create_connection(
-            made,
-            host,
-            port,
-            ssl=tls,
-            server_hostname=(self.tls_name or host) if tls else None,
+            made, host, port, ssl=tls, server_hostname=(self.tls_name or host) if tls else None
         )
         sock: socket.socket = transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -364,21 +368,26 @@ class Node:
         self._dial = dial
         self._most = most
         self._open: list[Connection] = []
-        self._opening: asyncio.Task[None] | None = None
+        self._opening = SharedTask(self._open_another)
         self._open_from = 0.0
-        self._is_closed = False
 
     def ask(self, commands: Sequence[Command]) -> Awaitable[list[Any]]:
         """Send *commands* together; the result is the list of replies, errors as values."""
         connection = self._least_busy()
         if connection is None:
             return self._ask_first(commands)
-        if connection.load and len(self._open) < self._most and self._may_open():
-            self._open_another()
+        may_open = connection.load and len(self._open) < self._most
+        if may_open and asyncio.get_running_loop().time() >= self._open_from:
+            self._opening.start()
         return connection.ask(commands)
 
     async def _ask_first(self, commands: Sequence[Command]) -> list[Any]:
-        return await (await self._first()).ask(commands)
+        # All callers share one attempt: one after the other, they would wait ever longer.
+        await self._opening.wait()
+        connection = self._least_busy()
+        if connection is None:
+            raise StoreUnavailable("Redis: connection closed")
+        return await connection.ask(commands)
 
     def drop(self) -> None:
         """Close all connections; callers that wait get `StoreUnavailable`."""
@@ -387,19 +396,16 @@ class Node:
 
     def close(self) -> None:
         """Close all connections, and open no more."""
-        self._is_closed = True
-        if self._opening is not None:
-            self._opening.cancel()
+        self._opening.close()
         self.drop()
 
     async def aclose(self) -> None:
         """Close all connections, and wait until they are closed."""
-        going: list[asyncio.Future[None]] = [connection.closed for connection in self._open]
-        if self._opening is not None:
-            going.append(self._opening)
+        going = [connection.closed for connection in self._open]
         self.close()
         if going:
             await asyncio.wait(going, timeout=1)
+        await self._opening.aclose()
 
     def _least_busy(self) -> Connection | None:
         while True:
@@ -412,44 +418,57 @@ class Node:
             self._open.remove(best)
             best.abort()
 
-    async def _first(self) -> Connection:
-        # All callers share one attempt: one after the other, they would wait ever longer.
-        await wait_for_shared(self._open_another())
-        connection = self._least_busy()
-        if connection is None:
-            raise StoreUnavailable("Redis: connection closed")
-        return connection
+    async def _open_another(self) -> None:
+        try:
+            self._open.append(await self._dial())
+        except Exception:
+            self._open_from = asyncio.get_running_loop().time() + _TRY_ANOTHER_AFTER_S
+            raise
 
-    def _open_another(self) -> asyncio.Task[None]:
+
+class SharedTask:
+    """Work that is done once for all callers that want it at the same time."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._work = work
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    def start(self) -> asyncio.Task[None]:
+        """Start the work, if it is not running."""
         if self._is_closed:
             raise StoreUnavailable("Redis: connection closed")
-        if self._opening is None:
-            self._opening = asyncio.get_running_loop().create_task(self._open_one())
-            self._opening.add_done_callback(self._opened)
-        return self._opening
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+            self._task.add_done_callback(self._ended)
+        return self._task
 
-    def _may_open(self) -> bool:
-        return self._opening is None and asyncio.get_running_loop().time() >= self._open_from
+    async def wait(self) -> None:
+        """Wait for the work; cancelling one caller affects no other."""
+        task = self.start()
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if task.cancelled() and not (me is not None and me.cancelling()):
+                raise StoreUnavailable("Redis: connection closed") from None
+            raise
 
-    async def _open_one(self) -> None:
-        self._open.append(await self._dial())
+    def close(self) -> None:
+        """Cancel the work, and do it no more."""
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
 
-    def _opened(self, task: asyncio.Task[None]) -> None:
-        self._opening = None
-        # Callers that wait have got the exception; there may be none.
-        if not task.cancelled() and task.exception() is not None:
-            self._open_from = asyncio.get_running_loop().time() + _TRY_ANOTHER_AFTER_S
+    async def aclose(self) -> None:
+        self.close()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=1)
 
-
-async def wait_for_shared(task: asyncio.Task[None]) -> None:
-    """Wait for a task that others wait for too; cancelling one waiter affects no other."""
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        me = asyncio.current_task()
-        if task.cancelled() and not (me is not None and me.cancelling()):
-            raise StoreUnavailable("Redis: connection closed") from None
-        raise
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled():
+            task.exception()  # retrieved, as there may be no caller that waits
 
 
 def reason_of(error: Exception) -> str:

@@ -35,8 +35,7 @@ class RedisOptions(Struct, frozen=True, kw_only=True):
         Doc("How many connections to open to each server at most.", "2", at_least=1, at_most=64),
     ] = 4
     wait_replicas: Annotated[
-        int,
-        Doc("How many replicas must confirm a commit before it counts.", "1", at_least=0),
+        int, Doc("How many replicas must confirm a commit before it counts.", "1", at_least=0)
     ] = 0
     wait_timeout: Annotated[
         timedelta, Doc("How long to wait for those replicas; keep it below timeout.", "500ms")

@@ -77,17 +77,13 @@ def read_scripts() -> dict[str, Script]:
     text = files(__package__).joinpath("records.lua").read_text("utf-8")
     _, *parts = re.split(r"(?m)^--# (\w+)$", text)
     sources = dict(zip(parts[::2], parts[1::2], strict=True))
-    every = _without_comments(sources.pop("every"))
-    return {name: _script(every + _without_comments(own)) for name, own in sources.items()}
+    every = sources.pop("every")
+    return {name: _script(every + own) for name, own in sources.items()}
 
 
 def _script(source: str) -> Script:
     text = source.encode()
     return Script(text, sha1(text, usedforsecurity=False).hexdigest().encode())
-
-
-def _without_comments(source: str) -> str:
-    return re.sub(r"(?m)^--.*\n|^\n|  -- .*$", "", source)
 
 
 # --- arguments --------------------------------------------------------------------------
@@ -102,7 +98,7 @@ class KeyBatch(Columns[Any], frozen=True, gc=False):
 
 
 Batch = Wants | Columns[Any]
-_Arguments = tuple[Column[bytes], list[bytes]]
+_Arguments = tuple[bytes, list[bytes]]
 """The terms of all names or of each, and the own value of each; none if the script takes none."""
 
 
@@ -111,11 +107,12 @@ def _encode_wants(batch: Wants) -> _Arguments:
         if not sizes.issuperset(map(len, tokens if isinstance(tokens, list) else (tokens,))):
             raise StoreError("a claim needs a token and a generation of 16 bytes each")
     short, memos = _memo_fields(batch.memo, len(batch))
-    size = 1 if batch.sizes is None else batch.sizes
-    columns = [batch.lease_ms, batch.keep_ms, batch.token, batch.generation, size, short]
+    columns: list[Any]
+    columns = [batch.lease_ms, batch.keep_ms, batch.token, batch.generation, batch.sizes or 1]
+    columns += short, memos
     if batch.sizes is not None:
-        memos, *columns = [_for_each_key(column, batch.sizes) for column in (memos, *columns)]
-    form, own = _with_hashes(batch.hash, memos)
+        columns = [batch.by_key(column) for column in columns]
+    form, own = _with_hashes(batch.hash, columns.pop())
     return _terms(_WANT, [*columns, batch.slide_ms, form], len(batch.keys)), own
 
 
@@ -157,17 +154,10 @@ def encode(batch: Batch) -> _Arguments:
     return _ENCODERS[type(batch)](batch)
 
 
-def _terms(pack: Callable[..., bytes], columns: Sequence[Column[Any]], count: int) -> Column[bytes]:
+def _terms(pack: Callable[..., bytes], columns: Sequence[Column[Any]], count: int) -> bytes:
     if list not in map(type, columns):
         return pack(*columns)
-    return [*map(pack, *[spread(column, count) for column in columns])]
-
-
-def _for_each_key(column: Column[Any], sizes: Sequence[int]) -> Column[Any]:
-    """Return a column of events as one of their keys."""
-    if not isinstance(column, list):
-        return column
-    return [value for value, size in zip(column, sizes, strict=True) for _ in range(size)]
+    return b"".join(map(pack, *[spread(column, count) for column in columns]))
 
 
 def _with_hashes(column: Column[bytes], memos: Sequence[bytes]) -> tuple[Column[int], list[bytes]]:
@@ -258,31 +248,15 @@ def _read(key: bytes, value: bytes) -> Record:
             hard, at = int.from_bytes(value[15:21], "big"), 21
     if len(value) < at:
         raise ValueError("it is too short")
-    start, end = _hash_place(value, at, bits // _HASH)
-    memo = _restore_memo(value[end:]) if first & 16 else value[end:]
-    content = value[start:end]
-    return Record(key, token, generation, until, attempts, content, fate, memo, hard, keep_until)
-
-
-def _fate_and_memo(value: bytes) -> tuple[Fate, bytes]:
-    """Return these of a done record; faster than `decode_record`."""
-    try:
-        first, second = value[0], value[1]
-        fate = _FATES[first >> 5]
-        _, end = _hash_place(value, 21 if second & 32 else 15, second >> 6)  # after a hard end
-        memo = value[end:]
-    except (IndexError, ValueError) as error:
-        raise StoreError(_UNREADABLE) from error
-    if fate is None:
-        raise StoreError(_UNREADABLE)
-    return fate, _restore_memo(memo) if first & 16 else memo
-
-
-def _hash_place(value: bytes, at: int, form: int) -> tuple[int, int]:
-    """Return where the hash in the field at position *at* begins and ends."""
+    form = bits // _HASH
     if form == 2:
-        return at + 2, at + 2 + int.from_bytes(value[at : at + 2], "big")
-    return at, at + (0, 32)[form]
+        at += 2
+        end = at + int.from_bytes(value[at - 2 : at], "big")
+    else:
+        end = at + (0, 32)[form]
+    memo = _restore_memo(value[end:]) if first & 16 else value[end:]
+    content = value[at:end]
+    return Record(key, token, generation, until, attempts, content, fate, memo, hard, keep_until)
 
 
 def _within(number: int, most: int) -> int:
@@ -326,7 +300,7 @@ def _shorten_alike(memos: Sequence[bytes]) -> list[bytes] | None:
         or len(set(map(len, memos))) > 1
     ):
         return None
-    ids = unhexlify(b"".join([memo[2:38] for memo in memos]).replace(b"-", b""))
+    ids = unhexlify(b"".join([memo[2:38] for memo in memos]).translate(None, b"-"))
     starts = range(0, len(ids), 16)
     return [ids[at : at + 16] + memo[40:-1] for at, memo in zip(starts, memos, strict=True)]
 
@@ -370,5 +344,9 @@ def claim_answer(wants: Wants, at: int, outcome: Any, now_ms: int) -> ClaimAnswe
     key = wants.keys[at if wants.sizes is None else wants.places(at)[number]]
     if letter == b"B":
         return Busy(key, int.from_bytes(value, "big"))
-    fate, memo = _fate_and_memo(value)
-    return Duplicate(key, fate, memo) if letter == b"D" else Mismatch(key, memo)
+    record = decode_record(key, value)
+    if record.fate is None:
+        raise StoreError(_UNREADABLE)
+    if letter == b"D":
+        return Duplicate(key, record.fate, record.memo)
+    return Mismatch(key, record.memo)

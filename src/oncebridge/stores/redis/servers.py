@@ -9,7 +9,7 @@ import asyncio
 from binascii import crc_hqx
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from hiredis import ReplyError
 from msgspec import Struct
@@ -24,10 +24,10 @@ from oncebridge.stores.redis.connection import (
     Node,
     NotPrimary,
     ServerAddress,
+    SharedTask,
     UnusableServer,
     address_text,
     error_of,
-    wait_for_shared,
 )
 from oncebridge.stores.redis.scripts import Script
 
@@ -62,38 +62,6 @@ class SlotMoving(StoreUnavailable):
     """The slot is moving to another server; requests must have one key each meanwhile."""
 
 
-class Servers(Protocol):
-    """The servers that keep our records."""
-
-    def slot_of(self, name: bytes) -> int:
-        """Return the slot of a key; keys of one slot may be in one request."""
-        ...
-
-    async def open(self, scripts: Iterable[Script]) -> None:
-        """Connect to every server, check it, and load the scripts."""
-        ...
-
-    async def ask(
-        self, requests: Sequence[RedisRequest], replicas: ReplicaWait | None = None
-    ) -> list[Any]:
-        """Send all requests at once; a write counts only if *replicas* confirm it."""
-        ...
-
-    def drop_connections(self) -> None:
-        """Close all connections, because a reply was not valid."""
-        ...
-
-    async def server_names(self) -> list[bytes]:
-        """Return the names of the servers in a fixed order, to scan them one after the other."""
-        ...
-
-    async def ask_server(self, place: bytes, command: Command) -> Any:
-        """Send a command to the server *place*."""
-        ...
-
-    async def aclose(self) -> None: ...
-
-
 class OneServer:
     """The server that *locate* returns; it is called for each connection."""
 
@@ -108,14 +76,17 @@ class OneServer:
         return await self._dialer.connect(await self._locate())
 
     def slot_of(self, name: bytes) -> int:  # noqa: ARG002 - there is only one place
+        """Return the slot of a key; keys of one slot may be in one request."""
         return 0
 
     async def open(self, scripts: Iterable[Script]) -> None:
+        """Connect to every server, check it, and load the scripts."""
         await load_scripts(self._node, scripts)
 
     async def ask(
         self, requests: Sequence[RedisRequest], replicas: ReplicaWait | None = None
     ) -> list[Any]:
+        """Send all requests at once; a write counts only if *replicas* confirm it."""
         answers = await send_requests(self._node, requests, replicas)
         return [self._failure(one) if isinstance(one, ReplyError) else one for one in answers]
 
@@ -126,12 +97,15 @@ class OneServer:
         return problem
 
     def drop_connections(self) -> None:
+        """Close all connections, because a reply was not valid."""
         self._node.drop()
 
     async def server_names(self) -> list[bytes]:
+        """Return the names of the servers in a fixed order, to scan them one after the other."""
         return [b"0"]
 
     async def ask_server(self, place: bytes, command: Command) -> Any:  # noqa: ARG002 - there is only one
+        """Send a command to the server *place*."""
         return (await self.ask([RedisRequest(command)]))[0]
 
     async def aclose(self) -> None:
@@ -144,20 +118,33 @@ async def send_requests(
     replicas: ReplicaWait | None,
     *,
     asking: bool = False,
+    may_load: bool = True,
 ) -> list[Any]:
-    """Send requests to one server; load the scripts that it does not have."""
-    answers = await _send(node, requests, replicas, asking=asking)
+    """
+    Send requests to one server, with ASKING before each if *asking*, and WAIT after all of them.
+
+    Scripts that the server does not have are loaded once.
+    """
+    commands = [ask.command for ask in requests]
+    if asking:  # applies to the next command only
+        commands = [command for ask in requests for command in ((b"ASKING",), ask.command)]
+    if replicas is not None:
+        commands.append((b"WAIT", replicas.count, replicas.within_ms))
+    answers = await node.ask(commands)
+    problem = None if replicas is None else _shortage(answers.pop(), replicas)
+    if problem is not None:
+        answers = [a if isinstance(a, ReplyError) else problem for a in answers]
+    answers = answers[1::2] if asking else answers
     refused = [answer for answer in answers if isinstance(answer, ReplyError)]
     if not refused:
         return answers
     if any(_begins(answer, "NOAUTH") for answer in refused):
         node.drop()  # the next connection logs in again
     unknown = [at for at, answer in enumerate(answers) if _begins(answer, "NOSCRIPT")]
-    if unknown:
-        await load_scripts(
-            node, {script for at in unknown if (script := requests[at].script) is not None}
-        )
-        again = await _send(node, [requests[at] for at in unknown], replicas, asking=asking)
+    if unknown and may_load:
+        left = [requests[at] for at in unknown]
+        await load_scripts(node, {ask.script for ask in left if ask.script is not None})
+        again = await send_requests(node, left, replicas, asking=asking, may_load=False)
         for at, answer in zip(unknown, again, strict=True):
             answers[at] = answer
     return answers
@@ -173,22 +160,6 @@ async def load_scripts(node: Node, scripts: Iterable[Script]) -> None:
         if answer != script.sha:
             node.drop()
             raise InvalidReply
-
-
-async def _send(
-    node: Node, requests: Sequence[RedisRequest], replicas: ReplicaWait | None, *, asking: bool
-) -> list[Any]:
-    """Send requests, with ASKING before each if *asking*, and WAIT after all of them."""
-    commands = [ask.command for ask in requests]
-    if asking:  # applies to the next command only
-        commands = [command for ask in requests for command in ((b"ASKING",), ask.command)]
-    if replicas is not None:
-        commands.append((b"WAIT", replicas.count, replicas.within_ms))
-    answers = await node.ask(commands)
-    problem = None if replicas is None else _shortage(answers.pop(), replicas)
-    if problem is not None:
-        answers = [a if isinstance(a, ReplyError) else problem for a in answers]
-    return answers[1::2] if asking else answers
 
 
 def _shortage(made: Any, replicas: ReplicaWait) -> StoreError | None:
@@ -256,11 +227,7 @@ class Sentinels:
         return found
 
     async def _ask_one(self, address: ServerAddress, command: Command) -> Any:
-        connection = await self._dialer.connect(address)
-        try:
-            (answer,) = await connection.ask([command])
-        finally:
-            connection.abort()
+        answer = await self._dialer.ask_once(address, command)
         if isinstance(answer, ReplyError):
             raise error_of(answer)
         return answer
@@ -306,7 +273,7 @@ class Cluster:
         """The server that described the cluster last; asked first."""
         self._is_outdated = True
         self._learn_from = 0.0
-        self._learning: asyncio.Task[None] | None = None
+        self._learning = SharedTask(self._fetch_topology)
 
     def slot_of(self, name: bytes) -> int:
         return slot_of(name)
@@ -405,9 +372,7 @@ class Cluster:
         )
 
     async def aclose(self) -> None:
-        if self._learning is not None:
-            self._learning.cancel()
-            await asyncio.wait([self._learning])
+        await self._learning.aclose()
         await asyncio.gather(*[node.aclose() for node in self._nodes.values()])
 
     # --- which server has which slots ---------------------------------------------------
@@ -426,19 +391,11 @@ class Cluster:
 
     async def _learn(self) -> None:
         """Find out which server has which slots; all callers share one attempt."""
-        if self._learning is None:
-            self._learning = asyncio.get_running_loop().create_task(self._fetch_topology())
-            self._learning.add_done_callback(self._learned)
         try:
             async with asyncio.timeout(self._dialer.timeout_s):  # the task goes on
-                await wait_for_shared(self._learning)
+                await self._learning.wait()
         except TimeoutError:
             raise StoreUnavailable("Redis: no server has described the cluster in time") from None
-
-    def _learned(self, task: asyncio.Task[None]) -> None:
-        self._learning = None
-        if not task.cancelled():
-            task.exception()  # retrieved, as there may be no caller that waits
 
     async def _fetch_topology(self) -> None:
         first = [self._last_described_by] if self._last_described_by else []
@@ -457,11 +414,7 @@ class Cluster:
 
     async def _fetch_slots(self, address: _Host) -> list[Any]:
         # A replica may be asked too, so this connection is not checked.
-        connection = await replace(self._dialer, check=None).connect(address)
-        try:
-            (answer,) = await connection.ask([(b"CLUSTER", b"SLOTS")])
-        finally:
-            connection.abort()
+        answer = await replace(self._dialer, check=None).ask_once(address, (b"CLUSTER", b"SLOTS"))
         if isinstance(answer, ReplyError):
             raise UnusableServer(
                 f"Redis at {address_text(address)} is not a cluster that can be used: {answer}; "
@@ -486,3 +439,7 @@ class Cluster:
         self._learn_from = asyncio.get_running_loop().time() + _LEARN_EVERY_S
         for gone in self._nodes.keys() - owners.values():
             self._nodes.pop(gone).close()
+
+
+Servers = OneServer | Cluster
+"""The servers that keep our records."""

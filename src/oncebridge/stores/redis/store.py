@@ -37,13 +37,13 @@ from oncebridge.stores.api import (
     HELD,
     ClaimAnswer,
     ClaimAnswers,
-    Column,
     CommitAnswer,
     Commits,
     ExtendAnswer,
     Extensions,
     Memories,
     NoAnswer,
+    Portable,
     Record,
     ReleaseAnswer,
     Releases,
@@ -90,8 +90,6 @@ _Piece = tuple[int, Sequence[int]]
 """A slot, and the positions of its items that go into one script."""
 _Unusual = dict[int, Any]
 """Outcomes of a script that are not the usual one, by position; a `StoreError` if it did not run."""
-_Clocks = list[tuple[int, Sequence[int]]]
-"""The times of servers, with the positions of the items that each decided."""
 
 _CHUNK: Final = 200
 """Records per script. One takes about 3 µs, so other clients wait for 0.6 ms at most."""
@@ -106,7 +104,7 @@ _COMMITS: Final[Mapping[int, CommitAnswer]] = {0: Reply.FENCED, 2: Reply.ALREADY
 _KNOWN: Final[Mapping[int, RememberAnswer]] = {0: Reply.KNOWN}
 
 
-class RedisStore:
+class RedisStore(Portable):
     """
     Keep records in the Redis at *url*; see `oncebridge.stores.redis.address` for its forms.
 
@@ -284,10 +282,7 @@ class RedisStore:
         self._check_open()
         places = await self._servers.server_names()
         infos = await asyncio.gather(*map(self._info, places))
-        return {
-            "bytes": _sum("used_memory", infos),
-            "evicted": _sum("evicted_keys", infos),
-        }
+        return {"bytes": _sum("used_memory", infos), "evicted": _sum("evicted_keys", infos)}
 
     async def _info(self, place: bytes) -> dict[str, str]:
         answer = _or_raise(await self._servers.ask_server(place, (b"INFO",)))
@@ -300,23 +295,12 @@ class RedisStore:
         self._close_login()
         await self._servers.aclose()
 
-    async def __aenter__(self) -> Self:
-        try:
-            await self.open()
-        except BaseException:
-            await self.aclose()
-            raise
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
-
     # --- claims -------------------------------------------------------------------------
 
     async def _claim(self, wants: Wants) -> ClaimAnswers:
-        unusual, clocks = await self._run("claim", wants)
+        unusual, times = await self._run("claim", wants)
         each: list[ClaimAnswer | int] = [HELD] * len(wants)
-        now_ms = max([now for now, _ in clocks], default=0)
+        now_ms = max(times, default=0)
         _require_some(unusual, len(each))
         try:
             for at, one in unusual.items():
@@ -345,20 +329,11 @@ class RedisStore:
             await self.now_ms()
         time_s, ahead = asyncio.get_running_loop().time, self._ahead_ms or 0
         backend = ClusterBackend(
-            self._ask_about,
+            self._run,
             self._clock or (lambda: int(time_s() * 1000) + ahead),
             is_shared_clock=self._clock is not None,
         )
         return await ConditionalStore(backend).claim(wants)
-
-    async def _ask_about(self, script: str, named: KeyBatch) -> tuple[_Unusual, list[int]]:
-        """Run a script; see `RunScript`."""
-        unusual, clocks = await self._run(script, named)
-        times = [0] * len(named)
-        for now, places in clocks:
-            for at in places:
-                times[at] = now
-        return unusual, times
 
     # --- running scripts ----------------------------------------------------------------
 
@@ -383,26 +358,19 @@ class RedisStore:
 
     async def _run(
         self, script: str, batch: Batch, replicas: ReplicaWait | None = None
-    ) -> tuple[_Unusual, _Clocks]:
-        """Run a script over *batch*, in as few pieces as possible."""
+    ) -> tuple[_Unusual, list[int]]:
+        """
+        Run a script over *batch*, in as few pieces as possible.
+
+        Return the outcomes that are not usual, and the time of the server of each item: 0 where it
+        did not run.
+        """
         self._check_open()
         unusual: _Unusual = {}
-        clocks: _Clocks = []
-        if not batch.keys:
-            return unusual, clocks
-        names = [self._prefix + key for key in batch.keys]
-        terms, own = encode(batch)
-        places: Sequence[Sequence[int]] | None = None  # of the names of each item; None: one each
-        if isinstance(batch, Wants) and batch.sizes is not None:
-            ends = accumulate(batch.sizes)
-            places = [range(end - size, end) for end, size in zip(ends, batch.sizes, strict=True)]
-        pieces = self._pieces(names, places)
+        times = [0] * len(batch)
+        pieces = self._pieces(batch)
         while pieces:
-            requests = []
-            for slot, piece in pieces:
-                at = piece if places is None else [on for item in piece for on in places[item]]
-                parts = [_picked(column, at) for column in (names, terms, own)]
-                requests.append(self._request(script, slot, *parts))
+            requests = [self._request(script, slot, batch, piece) for slot, piece in pieces]
             replies: list[Any]
             try:
                 replies = await self._servers.ask(requests, replicas)
@@ -411,58 +379,49 @@ class RedisStore:
             moving: list[_Piece] = []
             for (slot, piece), request, reply in zip(pieces, requests, replies, strict=True):
                 if _fits(reply, request, piece):
-                    clocks.append((reply[0], piece))
-                    items = [piece[at - 1] for at in reply[2::2]]
-                    unusual.update(zip(items, reply[3::2], strict=True))
+                    for at in piece:
+                        times[at] = reply[0]
+                    for at, outcome in zip(reply[2::2], reply[3::2], strict=True):
+                        unusual[piece[at - 1]] = outcome
                 elif isinstance(reply, SlotMoving) and len(piece) > 1:
                     moving += [(slot, [at]) for at in piece]
                 else:
                     problem = reply if isinstance(reply, StoreError) else self._invalid_reply()
                     unusual.update(dict.fromkeys(piece, problem))
             pieces = moving
-        if self._address.kind == "cluster" and clocks:
-            self._note_time(clocks[-1][0])
-        return unusual, clocks
+        if self._address.kind == "cluster" and any(times):
+            self._note_time(max(times))
+        return unusual, times
 
     def _invalid_reply(self) -> StoreError:
         self._servers.drop_connections()
         return InvalidReply()
 
-    def _pieces(
-        self, names: Sequence[bytes], places: Sequence[Sequence[int]] | None
-    ) -> list[_Piece]:
-        """Group items by slot, in pieces that do not block a server for long; see `_run`."""
-        count = len(names if places is None else places)
-        if len(names) <= _CHUNK and self._address.kind != "cluster":
-            return [(0, range(count))]
-        slots: dict[int, list[int]] = {}
-        for at in range(count):
-            name = names[at if places is None else places[at][0]]
-            slots.setdefault(self._servers.slot_of(name), []).append(at)
+    def _pieces(self, batch: Batch) -> list[_Piece]:
+        """Group items by slot, in pieces that do not block a server for long."""
+        if len(batch.keys) <= _CHUNK and self._address.kind != "cluster":
+            return [(0, range(len(batch)))] if batch.keys else []
+        sizes = batch.sizes if isinstance(batch, Wants) else None
+        sizes = sizes or [1] * len(batch)
         pieces: list[_Piece] = []
-        for slot, items in slots.items():
-            start = size = 0
-            for number, at in enumerate(items):
-                more = 1 if places is None else len(places[at])
-                if size and size + more > _CHUNK:
-                    pieces.append((slot, items[start:number]))
-                    start, size = number, 0
-                size += more
-            pieces.append((slot, items[start:]))
+        latest: dict[int, list[int]] = {}
+        room: dict[int, int] = {}
+        for at, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True)):
+            slot = self._servers.slot_of(self._prefix + batch.keys[end - size])
+            if room.get(slot, 0) < size:
+                latest[slot], room[slot] = [], _CHUNK
+                pieces.append((slot, latest[slot]))
+            latest[slot].append(at)
+            room[slot] -= size
         return pieces
 
-    def _request(
-        self,
-        name: str,
-        slot: int,
-        names: Sequence[bytes],
-        terms: Column[bytes],
-        own: Sequence[bytes],
-    ) -> RedisRequest:
-        script = self._scripts[name]
+    def _request(self, name: str, slot: int, batch: Batch, piece: Sequence[int]) -> RedisRequest:
+        script, prefix = self._scripts[name], self._prefix
+        batch = batch if len(piece) == len(batch) else batch.select(piece)
+        names = [prefix + key for key in batch.keys]
+        terms, own = encode(batch)
         now = b"" if self._clock is None else b"%d" % self._clock()
-        all_terms = b"".join(terms) if isinstance(terms, list) else terms
-        command: Command = (b"EVALSHA", script.sha, len(names), *names, now, all_terms, *own)
+        command: Command = (b"EVALSHA", script.sha, len(names), *names, now, terms, *own)
         return RedisRequest(command, slot, len(names), script)
 
     def _note_time(self, now_ms: int) -> None:
@@ -565,13 +524,10 @@ class RedisStore:
                 f"Redis at {address_text(address)} {fault.text}"
             )
         for doubt in doubts(info, replicas=self._options.wait_replicas):
-            self._warn(f"oncebridge.redis_{doubt}", address)
-
-    def _warn(self, what: str, address: ServerAddress) -> None:
-        """Log a warning once for each server."""
-        if (what, address) not in self._warned:
-            self._warned.add((what, address))
-            _log.warning(what, extra={"server": address_text(address)})
+            what = f"oncebridge.redis_{doubt}"
+            if (what, address) not in self._warned:  # once for each server
+                self._warned.add((what, address))
+                _log.warning(what, extra={"server": address_text(address)})
 
 
 def _fits(reply: Any, request: RedisRequest, items: Sequence[int]) -> bool:
@@ -583,13 +539,6 @@ def _fits(reply: Any, request: RedisRequest, items: Sequence[int]) -> bool:
         and isinstance(reply[0], int)
         and all(isinstance(at, int) and 0 < at <= len(items) for at in reply[2::2])
     )
-
-
-def _picked(column: Any, places: Sequence[int]) -> Any:
-    """Return the values at *places*; one value for all, or none, stays as it is."""
-    if not isinstance(column, list) or len(column) in (0, len(places)):
-        return column
-    return [column[at] for at in places]
 
 
 def _require_all(unusual: _Unusual) -> None:

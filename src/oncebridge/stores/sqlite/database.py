@@ -11,13 +11,14 @@ import os
 import re
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar, cast
-from weakref import WeakKeyDictionary, finalize
+from typing import Any, TypeVar
+from weakref import finalize
 
 from msgspec import Struct
 
@@ -26,8 +27,8 @@ from oncebridge.base.private_files import create_private
 from oncebridge.errors import StoreError, StoreUnavailable
 
 _T = TypeVar("_T")
-_Work = Callable[[sqlite3.Connection], Any]
-_Done = tuple[Any, Exception | None]
+_Change = tuple[Callable[[sqlite3.Connection], Any], "asyncio.Future[Any]"]
+_Answer = tuple["asyncio.Future[Any]", Any, BaseException | None]
 
 _VERSIONS = """
 CREATE TABLE IF NOT EXISTS oncebridge_schema (name TEXT PRIMARY KEY, version INTEGER NOT NULL)
@@ -87,9 +88,8 @@ class SQLiteFile:
         self._busy_timeout = busy_timeout
         self._thread = _Thread()
         self._connection: sqlite3.Connection | None = None
-        self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _WriteQueue] = (
-            WeakKeyDictionary()
-        )
+        self._changes: deque[_Change] = deque()
+        """Those that wait for the thread, with their results."""
         self._closed = False
 
     @property
@@ -113,10 +113,8 @@ class SQLiteFile:
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run *work* in the thread; the file is opened, checked and set up on first use."""
-        if self._closed:
-            raise StoreError(f"{self._path}: has been closed")
-        loop = asyncio.get_running_loop()
-        return await self._thread.do(loop, lambda: self._guarded(work))
+        self._check_open()
+        return await self._thread.do(asyncio.get_running_loop(), lambda: self._guarded(work))
 
     async def change(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """
@@ -125,78 +123,43 @@ class SQLiteFile:
         It is done completely or not at all. It may run twice, if another change in its transaction
         fails, so it must change nothing but the file.
         """
-        if self._closed:
-            raise StoreError(f"{self._path}: has been closed")
-        loop = asyncio.get_running_loop()
-        queue = self._queues.get(loop)
-        if queue is None:
-            queue = self._queues[loop] = _WriteQueue()
-        if queue.is_free:
-            queue.is_free = False
-            try:
-                ((value, error),) = await self._in_thread(loop, [work])
-            finally:
-                self._continue(loop, queue)
-            if error is not None:
-                raise error
-            return cast("_T", value)
-        result: asyncio.Future[_T] = loop.create_future()
-        queue.waiting.append((work, result))
+        self._check_open()
+        result: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self._changes.append((work, result))
+        self._thread.put(self._run_changes)
         return await result
 
-    def _in_thread(
-        self, loop: asyncio.AbstractEventLoop, works: Sequence[_Work]
-    ) -> asyncio.Future[list[_Done]]:
-        return self._thread.do(loop, lambda: self._together(works))
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"{self._path}: has been closed")
 
-    def _continue(self, loop: asyncio.AbstractEventLoop, queue: "_WriteQueue") -> None:
-        if queue.waiting:
-            queue.task = loop.create_task(self._drain(queue))
-        else:
-            queue.is_free = True
+    def _run_changes(self) -> None:
+        """Run the changes that wait, in the thread; none if an earlier call has run them."""
+        group = [self._changes.popleft() for _ in range(min(len(self._changes), _TOGETHER))]
+        if group:
+            _answer(self._together(group))
 
-    async def _drain(self, queue: "_WriteQueue") -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            while queue.waiting:
-                group = queue.waiting[:_TOGETHER]
-                del queue.waiting[:_TOGETHER]
-                done = await self._in_thread(loop, [work for work, _ in group])
-                for (_, result), (value, error) in zip(group, done, strict=True):
-                    _set_result(result, value, error)
-        except BaseException as error:
-            for _, result in [*group, *queue.waiting]:
-                if not result.done():
-                    result.set_exception(StoreError(f"{self._path}: {error!r}"))
-            queue.waiting.clear()
-            raise
-        finally:
-            queue.is_free = True
-
-    def _together(self, works: Sequence[_Work]) -> list[_Done]:
+    def _together(self, group: Sequence[_Change]) -> list[_Answer]:
         """Run all in one transaction; if that fails, each in its own transaction."""
 
-        def all_of_them(db: sqlite3.Connection) -> list[_Done]:
+        def all_of_them(db: sqlite3.Connection) -> list[_Answer]:
             with transaction(db):
-                return [(work(db), None) for work in works]
+                return [(result, work(db), None) for work, result in group]
 
         try:
             return self._guarded(all_of_them)
         except StoreUnavailable as error:
             # It would be unavailable for each of them too, and each would wait as long.
-            return [(None, error)] * len(works)
-        except Exception as error:  # noqa: BLE001 - passed to the caller
-            if len(works) == 1:
-                return [(None, error)]
-        return [self._together([work])[0] for work in works]
+            return [(result, None, error) for _, result in group]
+        except BaseException as error:  # noqa: BLE001 - passed to the caller
+            if len(group) == 1:
+                return [(group[0][1], None, error)]
+        return [self._together([change])[0] for change in group]
 
     async def aclose(self) -> None:
         if self._closed:
             return
         self._closed = True
-        queue = self._queues.get(asyncio.get_running_loop())
-        if queue is not None and queue.task is not None:
-            await asyncio.wait([queue.task])
         await self._thread.do(asyncio.get_running_loop(), self._close)
         self._thread.stop()
 
@@ -208,8 +171,7 @@ class SQLiteFile:
     def _guarded(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
             if self._connection is None:
-                if self._closed:
-                    raise StoreError(f"{self._path}: has been closed")
+                self._check_open()
                 self._connection = self._connect()
             return work(self._connection)
         except sqlite3.Error as error:
@@ -218,7 +180,12 @@ class SQLiteFile:
     def _connect(self) -> sqlite3.Connection:
         if self._path.name == ":memory:":
             raise StoreError("sqlite: needs a file; to keep records in memory, use memory: instead")
-        _refuse_network_file_system(self._path)
+        if kind := network_file_system(self._path):
+            raise StoreError(
+                f"{self._path}: is on a network file system ({kind}), where SQLite's locks are not "
+                "reliable and two workers could deliver the same event; put the file on a local "
+                "disk, or use a store for several hosts (redis, postgresql, dynamodb)"
+            )
         if not self._path.parent.is_dir():
             raise StoreError(
                 f"{self._path}: the directory does not exist; create it, or use another path"
@@ -290,9 +257,6 @@ class SQLiteFile:
             threading.Event().wait(_PAUSE_MS / 1000)
 
 
-_Job = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[Any]"]
-
-
 class _Thread:
     """
     A thread that runs one job after the other, for any loop.
@@ -302,20 +266,32 @@ class _Thread:
     """
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_started = self._is_stopped = False
 
     def do(self, loop: asyncio.AbstractEventLoop, work: Callable[[], _T]) -> asyncio.Future[_T]:
         """Run *work*; it is run even if the caller is cancelled while it waits."""
         result: asyncio.Future[_T] = loop.create_future()
+
+        def job() -> None:
+            try:
+                done: _Answer = result, work(), None
+            except BaseException as error:  # noqa: BLE001 - passed to the caller
+                done = result, None, error
+            _answer([done])
+
+        self.put(job)
+        return result
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Run *job*, which must not raise."""
         with self._lock:
             if self._is_stopped:
                 raise RuntimeError("the thread has been stopped")
             if not self._is_started:
                 self._start()
-            self._jobs.put((work, loop, result))
-        return result
+            self._jobs.put(job)
 
     def _start(self) -> None:
         name = "oncebridge-sqlite"
@@ -331,42 +307,36 @@ class _Thread:
             self._jobs.put(None)
 
 
-def _run_jobs(jobs: "SimpleQueue[_Job | None]") -> None:
+def _run_jobs(jobs: "SimpleQueue[Callable[[], None] | None]") -> None:
     while (job := jobs.get()) is not None:
-        work, loop, result = job
-        value, error = None, None
-        try:
-            value = work()
-        except BaseException as raised:  # noqa: BLE001 - passed to the caller
-            error = raised
+        job()
+        del job  # freed now: the next job may come late
+
+
+def _answer(answers: Sequence[_Answer]) -> None:
+    """Set results from the thread, with one call of each loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
+    for answer in answers:
+        by_loop.setdefault(answer[0].get_loop(), []).append(answer)
+    for loop, some in by_loop.items():
         with suppress(RuntimeError):  # the loop is closed, and no caller waits
-            loop.call_soon_threadsafe(_set_result, result, value, error)
-        del job, work, loop, result, value, error  # freed now: the next job may come late
+            loop.call_soon_threadsafe(_set_results, some)
 
 
-def _set_result(result: "asyncio.Future[Any]", value: object, error: BaseException | None) -> None:
-    if result.done():
-        return  # the caller was cancelled
-    if error is not None:
-        result.set_exception(error)
-    else:
-        result.set_result(value)
+def _set_results(answers: Sequence[_Answer]) -> None:
+    for result, value, error in answers:
+        if result.done():
+            continue  # the caller was cancelled
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(value)
 
 
-def _stop(jobs: "SimpleQueue[_Job | None]", thread: threading.Thread) -> None:
+def _stop(jobs: "SimpleQueue[Callable[[], None] | None]", thread: threading.Thread) -> None:
     jobs.put(None)
     if thread is not threading.current_thread():
         thread.join()
-
-
-class _WriteQueue:
-    """The changes that wait for the thread, for one loop."""
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[_Work, asyncio.Future[Any]]] = []
-        self.is_free = True
-        self.task: asyncio.Task[None] | None = None
-        """Kept, because the loop has only a weak reference."""
 
 
 @contextmanager
@@ -409,11 +379,7 @@ def open_unchanged(path: Path) -> Iterator[sqlite3.Connection]:
     # Without these files no process has it open; SQLite would create them for us.
     how = "mode=ro" if all(file.exists() for file in companions) else "immutable=1"
     db = sqlite3.connect(
-        _uri(path, how),
-        uri=True,
-        timeout=1,
-        isolation_level=None,
-        check_same_thread=False,
+        _uri(path, how), uri=True, timeout=1, isolation_level=None, check_same_thread=False
     )
     try:
         yield db
@@ -457,16 +423,6 @@ def network_file_system(path: Path) -> str:
     """Return the type of the file system of *path* if it is a network one, otherwise empty."""
     kind = file_system(path)
     return kind if kind in _NETWORK_FILE_SYSTEMS else ""
-
-
-def _refuse_network_file_system(path: Path) -> None:
-    kind = network_file_system(path)
-    if kind:
-        raise StoreError(
-            f"{path}: is on a network file system ({kind}), where SQLite's locks are not reliable "
-            "and two workers could deliver the same event; put the file on a local disk, or use a "
-            "store for several hosts (redis, postgresql, dynamodb)"
-        )
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:

@@ -43,6 +43,7 @@ from oncebridge.stores.api import (
     Memories,
     Memory,
     NoAnswer,
+    Portable,
     Record,
     Release,
     ReleaseAnswer,
@@ -53,7 +54,6 @@ from oncebridge.stores.api import (
 )
 from oncebridge.stores.sqlite.database import SQLiteFile
 
-_T = TypeVar("_T")
 _Batch = TypeVar("_Batch", Wants, Commits)
 _Asked = TypeVar("_Asked", Commit, Release, Extension, Memory, Record)
 _Answer = TypeVar("_Answer")
@@ -136,7 +136,7 @@ class SQLiteOptions(Struct, frozen=True, kw_only=True):
     ] = timedelta(seconds=10)
 
 
-class SQLiteStore:
+class SQLiteStore(Portable):
     """Keep records in the SQLite file at *path*."""
 
     Options: ClassVar = SQLiteOptions
@@ -178,9 +178,7 @@ class SQLiteStore:
         await self._file.run(lambda _: None)
 
     async def claim(self, wants: Wants) -> ClaimAnswers:
-        done = [
-            await self._file.change(partial(self._claim, wants=part)) for part in _chunks(wants)
-        ]
+        done = [await self._file.change(partial(self._claim, wants=p)) for p in _chunks(wants)]
         if len(done) == 1:
             return done[0]
         each = [answer for part in done for answer in part.each]
@@ -246,13 +244,6 @@ class SQLiteStore:
     async def aclose(self) -> None:
         await self._file.aclose()
 
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
-
     async def _each(
         self,
         decide: Callable[[Record | None, _Asked, int], tuple[_Answer, Record | None]],
@@ -277,7 +268,7 @@ class SQLiteStore:
         each: list[ClaimAnswer | int] = [HELD] * len(wants)
         fresh = wants
         if found:
-            owners = _per_key([*range(len(wants))], wants.sizes)
+            owners = wants.by_key([*range(len(wants))])
             known = {at for at, key in zip(owners, wants.keys, strict=True) if key in found}
             changed: list[Record] = []
             for at in known:
@@ -361,12 +352,12 @@ def _start(db: sqlite3.Connection, wants: Wants, now: int) -> None:
         db,
         _START,
         wants.keys,
-        token=_per_key(wants.token, wants.sizes),
-        generation=_per_key(wants.generation, wants.sizes),
+        token=wants.by_key(wants.token),
+        generation=wants.by_key(wants.generation),
         now_ms=now,
-        lease_ms=_per_key(wants.lease_ms, wants.sizes),
-        keep_ms=_per_key(wants.keep_ms, wants.sizes),
-        memo=_per_key(wants.memo, wants.sizes),
+        lease_ms=wants.by_key(wants.lease_ms),
+        keep_ms=wants.by_key(wants.keep_ms),
+        memo=wants.by_key(wants.memo),
         hash=wants.hash,
     )
 
@@ -425,13 +416,6 @@ def _sized(statement: str, names: str, width: int, size: int) -> str:
     row = f"({', '.join('?' * width)})"
     rows = ", ".join([row] * size)
     return statement.replace("{given}", f"(SELECT {names} FROM (VALUES {rows})) AS given")  # noqa: S608
-
-
-def _per_key(column: Column[_T], sizes: list[int] | None) -> Column[_T]:
-    """Return a column of events as one of their keys."""
-    if sizes is None or not isinstance(column, list):
-        return column
-    return [value for value, size in zip(column, sizes, strict=True) for _ in range(size)]
 
 
 def _chunks(batch: _Batch) -> Iterator[_Batch]:

@@ -14,18 +14,7 @@ from oncebridge.stores.api import (
     Reply,
     Store,
 )
-from oncebridge.testing.contract.harness import (
-    TASKS,
-    Harness,
-    ask,
-    ask_all,
-    commit,
-    hold,
-    look,
-    needs,
-    release,
-    see,
-)
+from oncebridge.testing.contract.harness import TASKS, Harness, needs
 
 _Item = TypeVar("_Item")
 
@@ -35,17 +24,17 @@ class ConcurrencyCases(Harness):
 
     # --- many at once ------------------------------------------------------------
 
-    async def test_of_many_claims_at_once_exactly_one_wins_each_key(self, store: Store) -> None:
+    async def test_of_many_claims_at_once_exactly_one_wins_each_key(self) -> None:
         keys = self.keys(100)
-        await self._race([store], keys, attempts=1)
+        await self._race([self.store], keys, attempts=1)
 
-    async def test_of_many_take_overs_at_once_exactly_one_wins_each_key(self, store: Store) -> None:
+    async def test_of_many_take_overs_at_once_exactly_one_wins_each_key(self) -> None:
         keys = self.keys(100)
-        await ask_all(store, [self.want(key, lease_ms=self.short) for key in keys])
+        await self.ask_all([self.want(key, lease_ms=self.short) for key in keys])
         await self.wait(self.short)
-        await self._race([store], keys, attempts=2)
+        await self._race([self.store], keys, attempts=2)
 
-    async def test_of_many_claims_of_parts_at_once_exactly_one_wins_all(self, store: Store) -> None:
+    async def test_of_many_claims_of_parts_at_once_exactly_one_wins_all(self) -> None:
         pairs = [self.keys(2) for _ in range(50)]
 
         async def compete(number: int) -> list[ClaimAnswer]:
@@ -53,7 +42,7 @@ class ConcurrencyCases(Harness):
             wants = [self.want(*(pair if number % 2 else pair[::-1])) for pair in pairs]
             answers: list[ClaimAnswer] = []
             for batch in _batches(wants, 5):
-                answers += await ask_all(store, batch)
+                answers += await self.ask_all(batch)
                 await asyncio.sleep(0)
             return answers
 
@@ -62,35 +51,35 @@ class ConcurrencyCases(Harness):
             winners = [answer for answer in answers if isinstance(answer, Claim)]
             assert len(winners) == 1
             assert sum(isinstance(answer, Busy) for answer in answers) == TASKS - 1
-            assert [(await see(store, key)).token for key in pair] == [winners[0].token] * 2
+            assert [(await self.see(key)).token for key in pair] == [winners[0].token] * 2
 
-    async def test_of_overlapping_claims_of_parts_none_is_half_taken(self, store: Store) -> None:
+    async def test_of_overlapping_claims_of_parts_none_is_half_taken(self) -> None:
         ring = self.keys(20)
         # In this order some find their first key free and their second one taken.
         wants = [self.want(ring[7 * at % 20], ring[(7 * at + 1) % 20]) for at in range(20)]
-        answers = await asyncio.gather(*(ask(store, want) for want in wants))
-        tokens = {key: (await see(store, key)).token for key in ring if await look(store, key)}
+        answers = await asyncio.gather(*(self.ask(want) for want in wants))
+        tokens = {key: (await self.see(key)).token for key in ring if await self.look(key)}
         for want, answer in zip(wants, answers, strict=True):
             holds = [tokens.get(part.key) == want.token for part in want.parts]
             assert holds == [isinstance(answer, Claim)] * 2
         assert any(isinstance(answer, Claim) for answer in answers)
 
-    async def test_of_many_commits_at_once_exactly_one_counts(self, store: Store) -> None:
-        claims = await self._claims(store, 25)
+    async def test_of_many_commits_at_once_exactly_one_counts(self) -> None:
+        claims = await self._claims(25)
 
         async def compete() -> list[CommitAnswer]:
-            return await store.commit(Commits.of([self.done(claim) for claim in claims]))
+            return await self.store.commit(Commits.of([self.done(claim) for claim in claims]))
 
         results = await asyncio.gather(*(compete() for _ in range(TASKS)))
         for answers in zip(*results, strict=True):
             assert answers.count(Reply.COMMITTED) == 1
             assert answers.count(Reply.ALREADY) == TASKS - 1
 
-    async def test_of_many_releases_at_once_exactly_one_counts(self, store: Store) -> None:
-        claims = await self._claims(store, 25)
+    async def test_of_many_releases_at_once_exactly_one_counts(self) -> None:
+        claims = await self._claims(25)
 
         async def compete() -> list[ReleaseAnswer]:
-            return await store.release(
+            return await self.store.release(
                 Releases.of([self.back(claim, unsent=True) for claim in claims])
             )
 
@@ -102,47 +91,45 @@ class ConcurrencyCases(Harness):
     # --- two handles on one backend ----------------------------------------------
 
     @needs("shared")
-    async def test_two_handles_see_each_others_claims(self, store: Store) -> None:
+    async def test_two_handles_see_each_others_claims(self) -> None:
         async with self.open_second(self.clock) as second:
             want = self.want(self.key(), lease_ms=8 * self.short)
             key = want.parts[0].key
-            claim = await hold(store, want)
-            assert isinstance(await ask(second, self.want(key)), Busy)
-            assert (await hold(second, want)).held == claim.held
-            assert await second.peek([key]) == await store.peek([key])
+            claim = await self.hold(want)
+            assert isinstance(await self.ask(self.want(key), second), Busy)
+            assert (await self.hold(want, second)).held == claim.held
+            assert await second.peek([key]) == await self.store.peek([key])
             await self.wait(8 * self.short)
-            taken = await hold(second, self.want(key))
+            taken = await self.hold(self.want(key), second)
             assert taken.held[0].attempts == 2
-            assert await release(store, self.back(claim)) is Reply.FENCED
+            assert await self.release(self.back(claim)) is Reply.FENCED
 
     @needs("shared")
-    async def test_what_one_handle_commits_is_a_duplicate_at_the_other(self, store: Store) -> None:
+    async def test_what_one_handle_commits_is_a_duplicate_at_the_other(self) -> None:
         async with self.open_second(self.clock) as second:
-            claim = await hold(store, self.want(self.key()))
-            assert await commit(second, self.done(claim)) is Reply.COMMITTED
-            assert await commit(store, self.done(claim)) is Reply.ALREADY
-            assert isinstance(await ask(store, self.want(claim.held[0].key)), Duplicate)
+            claim = await self.hold(self.want(self.key()))
+            assert await self.commit(self.done(claim), second) is Reply.COMMITTED
+            assert await self.commit(self.done(claim)) is Reply.ALREADY
+            assert isinstance(await self.ask(self.want(claim.held[0].key)), Duplicate)
             assert await second.forget([claim.held[0].key]) == [True]
-            assert isinstance(await ask(store, self.want(claim.held[0].key)), Claim)
+            assert isinstance(await self.ask(self.want(claim.held[0].key)), Claim)
 
     @needs("shared")
-    async def test_of_many_claims_through_two_handles_exactly_one_wins_each_key(
-        self, store: Store
-    ) -> None:
+    async def test_of_many_claims_through_two_handles_exactly_one_wins_each_key(self) -> None:
         async with self.open_second(self.clock) as second:
             keys = self.keys(100)
-            await self._race([store, second], keys, attempts=1)
+            await self._race([self.store, second], keys, attempts=1)
             lapsed = self.keys(100)
-            await ask_all(store, [self.want(key, lease_ms=self.short) for key in lapsed])
+            await self.ask_all([self.want(key, lease_ms=self.short) for key in lapsed])
             await self.wait(self.short)
-            await self._race([store, second], lapsed, attempts=2)
+            await self._race([self.store, second], lapsed, attempts=2)
 
     @needs("shared")
-    async def test_closing_one_handle_leaves_the_other_working(self, store: Store) -> None:
+    async def test_closing_one_handle_leaves_the_other_working(self) -> None:
         async with self.open_second(self.clock) as second:
-            claim = await hold(second, self.want(self.key()))
-        assert isinstance(await ask(store, self.want(claim.held[0].key)), Busy)
-        assert await commit(store, self.done(claim)) is Reply.COMMITTED
+            claim = await self.hold(self.want(self.key()), second)
+        assert isinstance(await self.ask(self.want(claim.held[0].key)), Busy)
+        assert await self.commit(self.done(claim)) is Reply.COMMITTED
 
     # --- shared by cases ---------------------------------------------------------
 
@@ -155,7 +142,7 @@ class ConcurrencyCases(Harness):
             answers: dict[bytes, ClaimAnswer] = {}
             for batch in _batches(keys[start:] + keys[:start], 10):
                 wants = [self.want(key) for key in batch]
-                answers |= zip(batch, await ask_all(store, wants), strict=True)
+                answers |= zip(batch, await self.ask_all(wants, store), strict=True)
                 await asyncio.sleep(0)
             return answers
 
@@ -166,7 +153,7 @@ class ConcurrencyCases(Harness):
             assert len(winners) == 1
             assert sum(isinstance(answer, Busy) for answer in answers) == TASKS - 1
             assert winners[0].held[0].attempts == attempts
-            assert (await see(stores[0], key)).token == winners[0].token
+            assert (await self.see(key)).token == winners[0].token
 
 
 def _batches(items: Iterable[_Item], size: int) -> list[list[_Item]]:

@@ -83,6 +83,7 @@ class Harness:
     """The cases that this class does not run."""
 
     clock: ManualClock
+    store: Store
 
     # --- to be written or overridden ---------------------------------------------
 
@@ -112,18 +113,18 @@ class Harness:
     # --- running cases -----------------------------------------------------------
 
     @asynccontextmanager
-    async def started(self) -> AsyncIterator[Store]:
+    async def started(self) -> AsyncIterator[None]:
         """Open the store of one case."""
         self.clock = ManualClock()
-        async with self.open(self.clock) as store:
-            yield store
+        async with self.open(self.clock) as self.store:
+            yield
 
-    @pytest_asyncio.fixture
-    async def store(self, request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    @pytest_asyncio.fixture(autouse=True)
+    async def _started(self, request: pytest.FixtureRequest) -> AsyncIterator[None]:
         if request.function.__name__ == "test_what_is_left_out_is_said":
             request.node.user_properties.extend(("left_out", name) for name in self.left_out)
-        async with self.started() as store:
-            yield store
+        async with self.started():
+            yield
 
     @classmethod
     def cases(cls) -> list[str]:
@@ -132,8 +133,8 @@ class Harness:
 
     async def run(self, case: str) -> None:
         """Run one case without pytest."""
-        async with self.started() as store:
-            await getattr(self, case)(store)
+        async with self.started():
+            await getattr(self, case)()
 
     # --- helpers for cases -------------------------------------------------------
 
@@ -241,18 +242,15 @@ class Harness:
         """Return True if the times are equal; with `real_time`, if they differ by little."""
         return abs(actual_ms - expected_ms) <= (self.tolerance_ms if self.real_time else 0)
 
-    async def lapsed(
-        self, store: Store, *parts: bytes | Part, content: bytes = b"", memo: bytes = b""
-    ) -> Claim:
+    async def lapsed(self, *parts: bytes | Part, content: bytes = b"", memo: bytes = b"") -> Claim:
         """Claim and let the lease run out."""
         want = self.want(*parts, lease_ms=self.short, content=content, memo=memo)
-        claim = await hold(store, want)
+        claim = await self.hold(want)
         await self.wait(self.short)
         return claim
 
     async def committed(
         self,
-        store: Store,
         key: bytes,
         *,
         fate: Fate = Fate.DELIVERED,
@@ -262,75 +260,68 @@ class Harness:
         memo: bytes = b"",
     ) -> Claim:
         """Claim and commit."""
-        claim = await hold(store, self.want(key, content=content, memo=memo))
+        claim = await self.hold(self.want(key, content=content, memo=memo))
         asked = self.done(claim, fate, window_ms=window_ms, hard_ms=hard_ms)
-        assert await commit(store, asked) is Reply.COMMITTED
+        assert await self.commit(asked) is Reply.COMMITTED
         return claim
 
-    async def purge(self, store: Store) -> None:
+    async def purge(self) -> None:
         """Purge several times, so that all expired records are removed."""
         for _ in range(5):
-            await store.purge(10_000)
+            await self.store.purge(10_000)
 
-    async def _claims(self, store: Store, count: int) -> list[Claim]:
-        answers = await ask_all(store, [self.want(key) for key in self.keys(count)])
+    async def _claims(self, count: int) -> list[Claim]:
+        answers = await self.ask_all([self.want(key) for key in self.keys(count)])
         return [claimed(answer) for answer in answers]
 
+    # --- calls, at `store` or at another handle -----------------------------------
 
-# --- a batch of one --------------------------------------------------------------
+    async def ask_all(self, wants: Iterable[Want], at: Store | None = None) -> list[ClaimAnswer]:
+        return await ask_all(at or self.store, wants)
 
+    async def ask(self, want: Want, at: Store | None = None) -> ClaimAnswer:
+        (answer,) = await self.ask_all([want], at)
+        return answer
 
-async def ask(store: Store, want: Want) -> ClaimAnswer:
-    """Claim, and return the answer."""
-    (answer,) = await ask_all(store, [want])
-    return answer
+    async def hold(self, want: Want, at: Store | None = None) -> Claim:
+        """Claim, and return the claim, which must be granted."""
+        return claimed(await self.ask(want, at))
+
+    async def commit(self, asked: Commit, at: Store | None = None) -> CommitAnswer:
+        (answer,) = await (at or self.store).commit(Commits.of([asked]))
+        return answer
+
+    async def release(self, asked: Release) -> ReleaseAnswer:
+        (answer,) = await self.store.release(Releases.of([asked]))
+        return answer
+
+    async def extend(self, asked: Extension) -> ExtendAnswer:
+        (answer,) = await self.store.extend(Extensions.of([asked]))
+        return answer
+
+    async def remember(self, asked: Memory) -> RememberAnswer:
+        (answer,) = await self.store.remember(Memories.of([asked]))
+        return answer
+
+    async def look(self, key: bytes) -> Record | None:
+        """Return the record of one key."""
+        return (await self.store.peek([key]))[0]
+
+    async def see(self, key: bytes) -> Record:
+        """Return the record of one key, which must exist."""
+        return (await self.see_all([key]))[0]
+
+    async def see_all(self, keys: Sequence[bytes]) -> list[Record]:
+        """Return the records of *keys*, which must all exist."""
+        records = [record for record in await self.store.peek(keys) if record is not None]
+        assert [record.key for record in records] == [*keys]
+        return records
 
 
 def claimed(answer: ClaimAnswer) -> Claim:
     """Return the answer, which must be a claim."""
     assert isinstance(answer, Claim), answer
     return answer
-
-
-async def hold(store: Store, want: Want) -> Claim:
-    """Claim, and return the claim, which must be granted."""
-    return claimed(await ask(store, want))
-
-
-async def commit(store: Store, asked: Commit) -> CommitAnswer:
-    (answer,) = await store.commit(Commits.of([asked]))
-    return answer
-
-
-async def release(store: Store, asked: Release) -> ReleaseAnswer:
-    (answer,) = await store.release(Releases.of([asked]))
-    return answer
-
-
-async def extend(store: Store, asked: Extension) -> ExtendAnswer:
-    (answer,) = await store.extend(Extensions.of([asked]))
-    return answer
-
-
-async def remember(store: Store, asked: Memory) -> RememberAnswer:
-    (answer,) = await store.remember(Memories.of([asked]))
-    return answer
-
-
-async def look(store: Store, key: bytes) -> Record | None:
-    """Return the record of one key."""
-    (record,) = await store.peek([key])
-    return record
-
-
-async def see(store: Store, key: bytes) -> Record:
-    """Return the record of one key, which must exist."""
-    record = await look(store, key)
-    assert record is not None, key
-    return record
-
-
-# --- a batch of many -------------------------------------------------------------
 
 
 async def ask_all(store: Store, wants: Iterable[Want]) -> list[ClaimAnswer]:
@@ -344,13 +335,6 @@ async def ask_all(store: Store, wants: Iterable[Want]) -> list[ClaimAnswer]:
         elif isinstance(answer, Claim):
             assert not answer.is_as_asked(want), "what is granted as asked is HELD"
     return [*answers]
-
-
-async def see_all(store: Store, keys: Sequence[bytes]) -> list[Record]:
-    """Return the records of *keys*, which must all exist."""
-    records = [record for record in await store.peek(keys) if record is not None]
-    assert [record.key for record in records] == [*keys]
-    return records
 
 
 def listed(batch: _Batch) -> _Batch:

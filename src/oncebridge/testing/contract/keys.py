@@ -1,20 +1,11 @@
-from oncebridge.stores.api import Busy, Commits, Duplicate, Fate, Reply, Store
-from oncebridge.testing.contract.harness import (
-    Harness,
-    _fresh,
-    ask,
-    ask_all,
-    claimed,
-    commit,
-    hold,
-    see,
-)
+from oncebridge.stores.api import Busy, Commits, Duplicate, Fate, Reply
+from oncebridge.testing.contract.harness import Harness, _fresh, claimed
 
 
 class KeyCases(Harness):
     """Keys and memos of any bytes and length: no two keys are confused."""
 
-    async def test_keys_of_any_shape_are_kept_apart(self, store: Store) -> None:
+    async def test_keys_of_any_shape_are_kept_apart(self) -> None:
         shapes = [
             b"",
             b" ",
@@ -44,40 +35,38 @@ class KeyCases(Harness):
         ]
         start = self.key()
         keys = [start + shape for shape in shapes]
-        answers = await ask_all(
-            store, [self.want(key, memo=b"%d" % n) for n, key in enumerate(keys)]
-        )
+        answers = await self.ask_all([self.want(key, memo=b"%d" % n) for n, key in enumerate(keys)])
         assert [claimed(answer).held[0].key for answer in answers] == keys
-        seen = await store.peek(keys)
+        seen = await self.store.peek(keys)
         assert [record and (record.key, record.memo) for record in seen] == [
             (key, b"%d" % number) for number, key in enumerate(keys)
         ]
-        done = await store.commit(
+        done = await self.store.commit(
             Commits.of([self.done(claimed(answer)) for answer in answers[::2]])
         )
         assert set(done) == {Reply.COMMITTED}
-        again = await ask_all(store, [self.want(key) for key in keys])
+        again = await self.ask_all([self.want(key) for key in keys])
         assert [type(answer) for answer in again[::2]] == [Duplicate] * len(keys[::2])
         assert [type(answer) for answer in again[1::2]] == [Busy] * len(keys[1::2])
 
-    async def test_keys_that_share_a_long_prefix_are_kept_apart(self, store: Store) -> None:
+    async def test_keys_that_share_a_long_prefix_are_kept_apart(self) -> None:
         start = _fresh() + _fresh()
         keys = [start + bytes([last]) for last in range(256)]
         assert {len(key) for key in keys} == {33}
-        claims = [claimed(one) for one in await ask_all(store, [self.want(key) for key in keys])]
+        claims = [claimed(one) for one in await self.ask_all([self.want(key) for key in keys])]
         assert [claim.held[0].attempts for claim in claims] == [1] * 256
-        await store.commit(Commits.of([self.done(claim) for claim in claims[:128]]))
-        answers = await ask_all(store, [self.want(key) for key in keys])
+        await self.store.commit(Commits.of([self.done(claim) for claim in claims[:128]]))
+        answers = await self.ask_all([self.want(key) for key in keys])
         assert [type(answer) for answer in answers] == [Duplicate] * 128 + [Busy] * 128
         assert [answer.key for answer in answers if isinstance(answer, Duplicate | Busy)] == keys
 
-    async def test_memos_of_any_bytes_come_back(self, store: Store) -> None:
+    async def test_memos_of_any_bytes_come_back(self) -> None:
         for memo in (bytes(range(256)), b"\x00", b"null", b"x" * 4000):
-            claim = await self.lapsed(store, self.key(), memo=memo)
+            claim = await self.lapsed(self.key(), memo=memo)
             key = claim.held[0].key
             assert claim.held[0].memo == memo
-            again = await hold(store, self.want(key))
+            again = await self.hold(self.want(key))
             assert again.held[0].memo == memo
-            assert await commit(store, self.done(again)) is Reply.COMMITTED
-            assert await ask(store, self.want(key)) == Duplicate(key, Fate.DELIVERED, memo)
-            assert (await see(store, key)).memo == memo
+            assert await self.commit(self.done(again)) is Reply.COMMITTED
+            assert await self.ask(self.want(key)) == Duplicate(key, Fate.DELIVERED, memo)
+            assert (await self.see(key)).memo == memo

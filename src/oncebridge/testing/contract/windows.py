@@ -1,15 +1,6 @@
 from oncebridge.events.key import Part
-from oncebridge.stores.api import Claim, Duplicate, Fate, Held, Reply, Store
-from oncebridge.testing.contract.harness import (
-    CONTENT,
-    OTHER,
-    Harness,
-    ask,
-    commit,
-    hold,
-    needs,
-    see,
-)
+from oncebridge.stores.api import Claim, Duplicate, Fate, Held, Reply
+from oncebridge.testing.contract.harness import CONTENT, OTHER, Harness, needs
 
 
 class WindowCases(Harness):
@@ -17,110 +8,104 @@ class WindowCases(Harness):
 
     # --- fixed and sliding -------------------------------------------------------
 
-    async def test_a_fixed_window_is_not_moved_by_duplicates(self, store: Store) -> None:
+    async def test_a_fixed_window_is_not_moved_by_duplicates(self) -> None:
         key = self.key()
-        await self.committed(store, key, window_ms=4 * self.short)
-        before = await see(store, key)
+        await self.committed(key, window_ms=4 * self.short)
+        before = await self.see(key)
         await self.wait(2 * self.short)
         for part in (Part(key), Part(key, slide_ms=self.long)):
-            assert isinstance(await ask(store, self.want(part)), Duplicate)
-        assert await see(store, key) == before
+            assert isinstance(await self.ask(self.want(part)), Duplicate)
+        assert await self.see(key) == before
         await self.wait(2 * self.short)
-        assert isinstance(await ask(store, self.want(key)), Claim)
+        assert isinstance(await self.ask(self.want(key)), Claim)
 
-    async def test_a_sliding_window_is_pushed_by_duplicates(self, store: Store) -> None:
+    async def test_a_sliding_window_is_pushed_by_duplicates(self) -> None:
         key = self.key()
-        await self.committed(store, key, window_ms=6 * self.short, hard_ms=self.long)
+        await self.committed(key, window_ms=6 * self.short, hard_ms=self.long)
         await self.wait(4 * self.short)
-        now = await store.now_ms()
+        now = await self.store.now_ms()
         sliding = self.want(Part(key, slide_ms=6 * self.short))
-        assert isinstance(await ask(store, sliding), Duplicate)
-        record = await see(store, key)
+        assert isinstance(await self.ask(sliding), Duplicate)
+        record = await self.see(key)
         assert self.near(record.until_ms, now + 6 * self.short)
         assert record.keep_until_ms >= record.until_ms
         await self.wait(4 * self.short)
-        assert isinstance(await ask(store, self.want(key)), Duplicate)
+        assert isinstance(await self.ask(self.want(key)), Duplicate)
 
-    async def test_a_sliding_window_is_never_pushed_past_its_hard_end(self, store: Store) -> None:
+    async def test_a_sliding_window_is_never_pushed_past_its_hard_end(self) -> None:
         key = self.key()
-        await self.committed(store, key, window_ms=6 * self.short, hard_ms=8 * self.short)
-        hard = (await see(store, key)).hard_until_ms
+        await self.committed(key, window_ms=6 * self.short, hard_ms=8 * self.short)
+        hard = (await self.see(key)).hard_until_ms
         await self.wait(4 * self.short)
         for _ in range(2):
             sliding = self.want(Part(key, slide_ms=6 * self.short))
-            assert isinstance(await ask(store, sliding), Duplicate)
-            assert (await see(store, key)).until_ms == hard
+            assert isinstance(await self.ask(sliding), Duplicate)
+            assert (await self.see(key)).until_ms == hard
         await self.wait(4 * self.short)
-        assert isinstance(await ask(store, self.want(key)), Claim)
+        assert isinstance(await self.ask(self.want(key)), Claim)
 
-    async def test_a_sliding_window_is_never_pulled_in(self, store: Store) -> None:
+    async def test_a_sliding_window_is_never_pulled_in(self) -> None:
         key = self.key()
-        await self.committed(store, key, window_ms=self.long, hard_ms=2 * self.long)
-        before = await see(store, key)
-        assert isinstance(await ask(store, self.want(Part(key, slide_ms=1))), Duplicate)
-        assert await see(store, key) == before
+        await self.committed(key, window_ms=self.long, hard_ms=2 * self.long)
+        before = await self.see(key)
+        assert isinstance(await self.ask(self.want(Part(key, slide_ms=1))), Duplicate)
+        assert await self.see(key) == before
 
-    async def test_a_duplicate_that_does_not_slide_leaves_a_sliding_window_alone(
-        self, store: Store
-    ) -> None:
+    async def test_a_duplicate_that_does_not_slide_leaves_a_sliding_window_alone(self) -> None:
         key = self.key()
-        await self.committed(store, key, window_ms=self.long, hard_ms=2 * self.long)
-        before = await see(store, key)
+        await self.committed(key, window_ms=self.long, hard_ms=2 * self.long)
+        before = await self.see(key)
         await self.wait(self.short)
-        assert isinstance(await ask(store, self.want(key)), Duplicate)
-        assert await see(store, key) == before
+        assert isinstance(await self.ask(self.want(key)), Duplicate)
+        assert await self.see(key) == before
 
     # --- past the end ------------------------------------------------------------
 
-    async def test_a_key_past_its_window_passes_again_as_a_new_generation(
-        self, store: Store
-    ) -> None:
+    async def test_a_key_past_its_window_passes_again_as_a_new_generation(self) -> None:
         key = self.key()
-        old = await self.committed(store, key, window_ms=self.short, memo=b"old")
+        old = await self.committed(key, window_ms=self.short, memo=b"old")
         await self.wait(self.short)
         want = self.want(key, memo=b"new")
-        assert (await hold(store, want)).held == (Held(key, want.generation, 1, b"new"),)
+        assert (await self.hold(want)).held == (Held(key, want.generation, 1, b"new"),)
         assert want.generation != old.held[0].generation
 
     @needs("manual_time")
-    async def test_a_key_past_its_window_passes_although_its_record_is_still_there(
-        self, store: Store
-    ) -> None:
+    async def test_a_key_past_its_window_passes_although_its_record_is_still_there(self) -> None:
         key = self.key()
-        await self.committed(store, key, window_ms=self.short)
+        await self.committed(key, window_ms=self.short)
         await self.wait(self.short)
-        left = await see(store, key)
+        left = await self.see(key)
         assert left.fate is Fate.DELIVERED
-        assert left.until_ms <= await store.now_ms()
+        assert left.until_ms <= await self.store.now_ms()
         want = self.want(key)
-        assert (await hold(store, want)).held == (Held(key, want.generation, 1, b""),)
-        assert (await see(store, key)).fate is None
+        assert (await self.hold(want)).held == (Held(key, want.generation, 1, b""),)
+        assert (await self.see(key)).fate is None
 
     @needs("manual_time")
-    async def test_a_window_ends_on_the_millisecond(self, store: Store) -> None:
+    async def test_a_window_ends_on_the_millisecond(self) -> None:
         key = self.key()
-        await self.committed(store, key, window_ms=self.short)
+        await self.committed(key, window_ms=self.short)
         await self.wait(self.short - 1)
-        assert isinstance(await ask(store, self.want(key)), Duplicate)
+        assert isinstance(await self.ask(self.want(key)), Duplicate)
         await self.wait(1)
-        assert isinstance(await ask(store, self.want(key)), Claim)
+        assert isinstance(await self.ask(self.want(key)), Claim)
 
-    async def test_past_its_window_other_content_is_no_mismatch(self, store: Store) -> None:
+    async def test_past_its_window_other_content_is_no_mismatch(self) -> None:
         key = self.key()
-        await self.committed(store, key, content=CONTENT, window_ms=self.short)
+        await self.committed(key, content=CONTENT, window_ms=self.short)
         await self.wait(self.short)
-        claim = await hold(store, self.want(key, content=OTHER))
+        claim = await self.hold(self.want(key, content=OTHER))
         assert claim.held[0].attempts == 1
-        assert (await see(store, key)).hash == OTHER
+        assert (await self.see(key)).hash == OTHER
 
     async def test_a_commit_from_before_the_windows_end_does_not_land_on_the_next_claim(
-        self, store: Store
+        self,
     ) -> None:
         key = self.key()
-        old = await self.committed(store, key, window_ms=self.short)
+        old = await self.committed(key, window_ms=self.short)
         await self.wait(self.short)
-        new = await hold(store, self.want(key))
-        before = await see(store, key)
-        assert await commit(store, self.done(old)) is Reply.FENCED
-        assert await see(store, key) == before
-        assert await commit(store, self.done(new)) is Reply.COMMITTED
+        new = await self.hold(self.want(key))
+        before = await self.see(key)
+        assert await self.commit(self.done(old)) is Reply.FENCED
+        assert await self.see(key) == before
+        assert await self.commit(self.done(new)) is Reply.COMMITTED
