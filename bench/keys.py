@@ -16,7 +16,7 @@ import msgspec
 from table import COST, Effort, Line, Measure, Measured, Results, Topic, at_most, middle, times
 from traffic import EVENTS, IGNORED, RULE, naive_key
 
-from oncebridge import parse
+from oncebridge.events.event import Unreadable, read
 from oncebridge.events.rules import RuleSet
 
 KINDS = {
@@ -64,7 +64,9 @@ def row(*, pretty: bool, ignore: bool) -> Measure:
 
 def key_of(raw: bytes, rules: RuleSet) -> bytes:
     """Make a key as the gateway does."""
-    event = parse(raw, apart=rules.apart)
+    event = read(raw, apart=rules.apart)
+    if isinstance(event, Unreadable):
+        raise SystemExit(event.message)
     terms = rules.terms(event)
     key = terms.key_of(event) if terms.key_of is not None else None
     if key is None:

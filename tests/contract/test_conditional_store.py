@@ -27,6 +27,7 @@ from oncebridge.stores.api import (
     Memories,
     Memory,
     NoAnswer,
+    Portable,
     Record,
     Releases,
     Reply,
@@ -108,7 +109,7 @@ class BackendInMemory:
         return version_of(self.entries.get(key))
 
 
-class StoreInMemory(ConditionalStore):
+class StoreInMemory(ConditionalStore, Portable):
     def __init__(self, backend: BackendInMemory, **options: int) -> None:
         super().__init__(backend, **options)
         self.backend = backend

@@ -14,15 +14,11 @@ from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.events.key import Part, make_key
 from oncebridge.stores.api import (
     Busy,
-    Claim,
     ClaimAnswers,
-    Duplicate,
     Fate,
-    Held,
     Memories,
     Memory,
     NoAnswer,
-    Releases,
     Reply,
     Want,
     Wants,
@@ -32,9 +28,7 @@ from oncebridge.stores.cell import (
     CellBusy,
     Cells,
     Edit,
-    claimed_values,
     value_or_raise,
-    was_written,
 )
 from oncebridge.stores.memory import MemoryStore
 from oncebridge.stores.sqlite.store import SQLiteStore
@@ -444,25 +438,23 @@ def test_whatever_a_network_does_every_edit_is_applied_once(seed, idempotent):
 
 async def test_the_answers_to_a_claim_are_values_or_reasons():
     store = MemoryStore()
-    request = Wants([KEY, OTHER], b"t" * 16, b"g" * 16, 1000, [1, 2])
-    assert claimed_values(await store.claim(request)) == [b"", b""]
-    released = Releases([KEY, OTHER], b"t" * 16, 0, KEEP_MS, [b"a", None], unsent=True)
-    assert await store.release(released) == [Reply.RELEASED] * 2
-    request = Wants([KEY, OTHER], b"u" * 16, b"h" * 16, 1000, 1)
-    assert claimed_values(await store.claim(request)) == [b"a", b""]
-    again = Wants([KEY], b"v" * 16, b"h" * 16, 1000, 1)
-    (busy,) = claimed_values(await store.claim(again))
+    cells, others = Cells(store, SystemDice(), lease_ms=1000), Cells(store, SystemDice())
+    keeps = {KEY: KEEP_MS, OTHER: 2}
+    hold = await cells.claim(keeps)
+    assert hold.answers == {KEY: b"", OTHER: b""}
+    replies = await cells.release(hold, {KEY: b"a", OTHER: None})
+    assert replies == dict.fromkeys(keeps, Reply.RELEASED)
+    assert (await cells.claim(keeps)).answers == {KEY: b"a", OTHER: b""}
     with pytest.raises(CellBusy) as raised:
-        value_or_raise(busy)
+        value_or_raise((await others.claim({KEY: 1})).answers[KEY])
     assert 0 < raised.value.left_ms <= 1000
 
 
-def test_a_record_that_is_done_is_not_a_cell():
-    request = Wants([KEY, OTHER], b"t" * 16, b"g" * 16, 1000, 1)
-    held = Claim(b"t" * 16, (Held(KEY, b"o" * 16, 1, b"a"),), 5)
-    answers = ClaimAnswers.of(request, [held, Duplicate(OTHER, Fate.DELIVERED, b"")])
+async def test_a_record_that_is_done_is_not_a_cell():
+    store = MemoryStore()
+    await store.remember(Memories.of([Memory(OTHER, b"g" * 16, Fate.DELIVERED, 60_000)]))
     with pytest.raises(StoreError, match=f"{OTHER.hex()} is an event's"):
-        claimed_values(answers)
+        await Cells(store, SystemDice()).claim({KEY: 1, OTHER: 1})
 
 
 @pytest.mark.parametrize(
@@ -475,7 +467,14 @@ def test_a_record_that_is_done_is_not_a_cell():
         (NoAnswer("no answer"), True, False),
     ],
 )
-def test_a_release_that_is_fenced_while_the_lease_runs_was_applied_before(
+async def test_a_release_that_is_fenced_while_the_lease_runs_was_applied_before(
     reply, lease_runs, written
 ):
-    assert was_written(reply, lease_runs=lease_runs) is written
+    class Replying(MemoryStore):
+        async def release(self, releases):
+            return [reply] * len(releases)
+
+    lease_ms = 60_000 if lease_runs else 0
+    cells = Cells(Replying(), SystemDice(), lease_ms=lease_ms, waits_for_store=False)
+    answers = await cells.edit({KEY: Edit(add_one, KEEP_MS)}, patience_s=0)
+    assert (answers[KEY] == b"1") is written

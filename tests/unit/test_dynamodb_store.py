@@ -799,7 +799,7 @@ async def test_a_host_whose_clock_is_a_little_off_keeps_dynamodbs_time(meddler, 
 
 async def test_a_clock_that_goes_wrong_later_is_warned_of(meddler, table, caplog):
     async with opened(meddler, table, max_skew=timedelta(seconds=2)) as store:
-        store._skewed.offset_ms = 60_000
+        store._client.clock.offset_ms = 60_000
         await store.claim(Wants.of(wants(1)))
         await store.claim(Wants.of(wants(1)))
     (record,) = caplog.records
@@ -816,8 +816,8 @@ async def test_a_server_that_does_not_tell_the_time_is_warned_of(meddler, table,
 
 async def test_a_claim_is_taken_over_only_when_it_is_over_by_any_clock(meddler, table):
     async with opened(meddler, table, max_skew=timedelta(seconds=2)) as store:
-        store._skewed.local = local = ManualClock(system_clock())
-        store._skewed.note = lambda *_: None
+        store._client.clock.local = local = ManualClock(system_clock())
+        store._client.clock.note = lambda *_: None
         await store.claim(Wants.of([want(b"one", lease_ms=1000)]))
         local.advance(2999)
         (answer,) = await store.claim(Wants.of([want(b"one")]))
@@ -838,12 +838,12 @@ async def test_of_two_hosts_whose_clocks_differ_one_holds_a_claim(meddler, table
     async with opened(meddler, table) as slow, opened(meddler, table) as fast:
         now = system_clock()
         for store, off_ms in ((slow, -900), (fast, 900)):
-            store._skewed.local = ManualClock(now + off_ms)
-            store._skewed.note = lambda *_: None
+            store._client.clock.local = ManualClock(now + off_ms)
+            store._client.clock.note = lambda *_: None
         (claim,) = await slow.claim(Wants.of([want(b"one", lease_ms=1000)]))
         for _ in range(10):
-            slow._skewed.local.advance(100)
-            fast._skewed.local.advance(100)
+            slow._client.clock.local.advance(100)
+            fast._client.clock.local.advance(100)
             assert isinstance((await fast.claim(Wants.of([want(b"one")])))[0], Busy)
         assert await slow.commit(Commits.of([done(claim)])) == [Reply.COMMITTED]
 

@@ -403,6 +403,26 @@ def test_many_brackets_are_not_depth():
     assert isinstance(parse(b'{"detail":{"a":[' + b"[]," * 500 + b"{}]}}"), Event)
 
 
+@pytest.mark.parametrize(
+    "levels",
+    [
+        ('{"s":"}","x":', ',"t":"{"}'),
+        ('{"s":"}","":', ',"t":"{"}'),
+        ('{"s":"\\"}","x":', ',"t":"{\\""}'),
+        ('["]",', ',"["]'),
+        ('["","]","",', ',"","[",""]'),
+    ],
+)
+def test_brackets_in_strings_hide_no_depth(levels):
+    first, last = levels
+    for count, is_fine in ((98, True), (99, False)):
+        raw = f'{{"detail":{{"a":{first * count}1{last * count}}}}}'.encode()
+        if is_fine:
+            assert parse(raw).raw is raw
+        else:
+            assert refusal(raw).reason == "too-deep"
+
+
 @pytest.mark.parametrize("apart", [(), ("a",), ("b",)])
 @pytest.mark.parametrize("brackets", ["{}", "[]"])
 @pytest.mark.parametrize("beside", [0, 40, 60, 120])

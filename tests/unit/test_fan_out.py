@@ -78,7 +78,7 @@ def _no_pauses(monkeypatch):
 def feed(*subscriptions, position=None, gone=lambda: None):
     sender = Sender(*subscriptions)
     pauses = FailureBackoff("calls", "shardId-0", CountingDice(0), gone)
-    return sender, PushedFeed(sender, "shardId-0", position or Position(), pauses=pauses)
+    return sender, PushedFeed("shardId-0", position or Position(), pauses, consumer=sender)
 
 
 async def test_a_subscription_that_is_over_is_taken_out_again_from_where_it_ended():

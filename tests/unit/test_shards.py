@@ -29,14 +29,23 @@ from oncebridge.aws.client import NotSent, Unclear
 from oncebridge.dead_letters.memory import MemoryDeadLetters
 from oncebridge.engine.router import RouteEntry, Router
 from oncebridge.sources.api import Host
-from oncebridge.sources.checkpoint import Checkpoint, CheckpointState, read_states
+from oncebridge.sources.checkpoint import Checkpoint
 from oncebridge.sources.kinesis import stream as stream_module
 from oncebridge.sources.kinesis.held_shard import KinesisTimings
-from oncebridge.sources.kinesis.roster import Roster, share
-from oncebridge.sources.kinesis.shards import END, ShardProgress, choose, is_free, readable, surplus
+from oncebridge.sources.kinesis.shards import (
+    END,
+    Roster,
+    ShardProgress,
+    choose,
+    is_free,
+    readable,
+    share,
+    surplus,
+)
 from oncebridge.sources.kinesis.source import KinesisOptions, KinesisSource
 from oncebridge.sources.kinesis.stream import KinesisStream, Position, Shard, start_of
 from oncebridge.sources.pump import PumpInbox
+from oncebridge.stores.api import Record
 from oncebridge.stores.cell import Cells, Edit
 from oncebridge.stores.memory import MemoryStore
 
@@ -190,8 +199,8 @@ class Town:
 
     async def places(self):
         return [
-            ShardProgress.read(seen.place)
-            for seen in await read_states(self.store, self.checkpoints())
+            ShardProgress.read(record.memo if record is not None else b"")
+            for record in await self.store.peek([one.key for one in self.checkpoints()])
         ]
 
 
@@ -269,17 +278,22 @@ def test_what_is_beyond_the_share_is_given_back():
     assert surplus({A: 1}, 5) == []
 
 
+def record(memo, *, is_held, until_ms=1000):
+    token = b"t" * 16 if is_held else b""
+    return Record(b"key", token, b"g" * 16, until_ms, 1, b"", None, memo, 0, until_ms + 1000)
+
+
 def test_a_shard_is_free_when_nobody_holds_it():
     given_back, saved = ShardProgress("7", 1).write(), ShardProgress("7", 1, "another").write()
-    held = CheckpointState(saved, is_held=True, until_ms=1000)
+    held = record(saved, is_held=True)
     assert not is_free(held, 999, 500)
     assert is_free(held, 1000, 500)
-    assert is_free(CheckpointState(b"", is_held=False, until_ms=0), 0, 500)
-    assert is_free(CheckpointState(given_back, is_held=False, until_ms=1000), 1000, 500)
+    assert is_free(None, 0, 500)
+    assert is_free(record(given_back, is_held=False), 1000, 500)
 
 
 def test_a_shard_is_not_free_while_its_worker_saves_the_place():
-    saved = CheckpointState(ShardProgress("7", 1, "another").write(), is_held=False, until_ms=1000)
+    saved = record(ShardProgress("7", 1, "another").write(), is_held=False)
     assert not is_free(saved, 1499, 500)
     assert is_free(saved, 1500, 500), "the worker died just then"
 

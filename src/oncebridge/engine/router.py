@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from oncebridge.events.pattern import Pattern
 
 _log = logging.getLogger("oncebridge")
-_T = TypeVar("_T")
 _NO_ROUTE = "no route matches it"
 UNROUTED = "unrouted"
 """The route's name in reports where no route matched an event."""
@@ -65,24 +64,6 @@ OnAnswer = Callable[[int, RouterAnswer], None]
 UNEXPECTED_ERROR: Final = RouterAnswer(
     acknowledge=False, verdict=Verdict.FAILED, reason="an unexpected error"
 )
-
-
-class Collector(Generic[_T]):
-    """Waits for *count* answers, and passes them on together, in order, when all are known."""
-
-    __slots__ = ("_left", "_whole", "answers")
-
-    def __init__(self, count: int, whole: Callable[[list[_T]], None]) -> None:
-        self.answers: list[_T] = [None] * count  # type: ignore[list-item] # until it is known
-        self._left = count
-        self._whole = whole
-
-    def take(self, at: int, answer: _T) -> None:
-        """Take the answer number *at*."""
-        self.answers[at] = answer
-        self._left -= 1
-        if not self._left:
-            self._whole(self.answers)
 
 
 class RouteEntry(Struct, frozen=True):

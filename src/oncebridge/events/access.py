@@ -46,6 +46,7 @@ class AllowOptions(Struct, frozen=True, kw_only=True):
 
 # Custom producers may write any text, but not one that looks like a misspelt AWS value.
 _NO_ACCOUNT: Final = re.compile(r"|.*[*\s].*|(?!\d{12}\Z)\d+", re.ASCII | re.DOTALL)
+_NO_SOURCE: Final = re.compile(r"|.*\*.+", re.DOTALL)
 _NO_REGION: Final = re.compile(r"|.*[*\sA-Z].*", re.ASCII | re.DOTALL)
 _MOST_REMEMBERED: Final = 10_000
 _LONGEST_SHOWN: Final = 256
@@ -74,16 +75,15 @@ class SenderAllowlist:
         return why
 
     def _judge(self, source: str, account: str | None, region: str | None) -> str:
-        if self._sources and not self._is_source(source):
+        if self._sources and not (
+            source and (source in self._sources or source.startswith(self._prefixes))
+        ):
             return _not_among("source", source)
         if self._accounts and account not in self._accounts:
             return _not_among("account", account)
         if self._regions and region not in self._regions:
             return _not_among("region", region)
         return ""
-
-    def _is_source(self, source: str) -> bool:
-        return bool(source) and (source in self._sources or source.startswith(self._prefixes))
 
 
 def _not_among(what: str, value: str | None) -> str:
@@ -96,16 +96,12 @@ def _not_among(what: str, value: str | None) -> str:
 
 def _check(options: AllowOptions) -> None:
     problems = Problems()
-    for at, source in enumerate(options.sources):
-        if not source or "*" in source[:-1]:
-            message = "must be a source, or a prefix and a star"
-            problems.add(f"allow.sources[{at}]", f"{source!r}: {message}")
-    for at, account in enumerate(options.accounts):
-        if _NO_ACCOUNT.fullmatch(account):
-            message = "is not an AWS account; it has 12 digits"
-            problems.add(f"allow.accounts[{at}]", f"{account!r}: {message}")
-    for at, region in enumerate(options.regions):
-        if _NO_REGION.fullmatch(region):
-            message = "is not an AWS Region such as eu-central-1"
-            problems.add(f"allow.regions[{at}]", f"{region!r}: {message}")
+    for name, refused, message in (
+        ("sources", _NO_SOURCE, "must be a source, or a prefix and a star"),
+        ("accounts", _NO_ACCOUNT, "is not an AWS account; it has 12 digits"),
+        ("regions", _NO_REGION, "is not an AWS Region such as eu-central-1"),
+    ):
+        for at, value in enumerate(getattr(options, name)):
+            if refused.fullmatch(value):
+                problems.add(f"allow.{name}[{at}]", f"{value!r}: {message}")
     problems.check()

@@ -58,21 +58,14 @@ def canonical(value: Any) -> bytes:
 
 
 def canonical_plain(value: Any) -> bytes:
-    """
-    Return the canonical form of a *value* whose floats are all plain (see `plain_number`).
-
-    This is the fast path of `canonical`: it does not have to walk through the value.
-    """
+    """Return the canonical form of a *value* whose floats are all plain (see `plain_number`)."""
     text = encode_sorted(value)
     return text if text.isascii() else with_names_in_order(text, value)
 
 
 def with_names_in_order(text: bytes, value: Any) -> bytes:
-    """
-    Return the *text* that msgspec made of a *value*, with all names in the order of the RFC.
-
-    The RFC sorts by UTF-16 units. Among names below U+10000 that is the order of code points.
-    """
+    """Return the *text* that msgspec made of a *value*, with all names in the order of the RFC."""
+    # It sorts by UTF-16 units. Among names below U+10000 that is the order of code points.
     return _write(value).encode() if _has_astral_name(text) else text
 
 

@@ -8,9 +8,10 @@ envelope are always included: they describe the transport of an event, not its s
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any, Final
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct
 
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _ENVELOPE: Final = frozenset(
@@ -67,15 +68,10 @@ def _differing(one: Any, other: Any, path: str) -> Iterator[tuple[str, Any, Any]
             ]
             left += reversed(inner)
         elif isinstance(first, list) and isinstance(second, list):
-            longest = range(max(len(first), len(second)))
-            inner = [(f"{at}[{n}]", _element(first, n), _element(second, n)) for n in longest]
-            left += reversed(inner)
+            pairs = enumerate(zip_longest(first, second, fillvalue=UNSET))
+            left += reversed([(f"{at}[{n}]", *pair) for n, pair in pairs])
         elif first != second or isinstance(first, bool) != isinstance(second, bool):
             yield at, first, second
-
-
-def _element(items: list[Any], at: int) -> Any | UnsetType:
-    return items[at] if at < len(items) else UNSET
 
 
 def _member(path: str, name: str) -> str:

@@ -58,9 +58,7 @@ class EventReader(Protocol):
 def unwrap(raw: bytes, read: EventReader) -> tuple[Event | Unreadable, ...]:
     """Return the events in *raw*, unwrapped; *raw* itself, as it was read, if it has no envelope."""
     found = read(raw)
-    if isinstance(found, Event) and not found.bare:
-        return (found,)
-    if len(raw) > _MOST_BYTES:
+    if (isinstance(found, Event) and not found.bare) or len(raw) > _MOST_BYTES:
         return (found,)
     try:
         return tuple(_Unwrapper(read).open(raw, found, _MAX_LAYERS))
@@ -86,7 +84,7 @@ class _Unwrapper:
         held = _contents_of(raw)
         if held is None:
             return [found]
-        if isinstance(held, _Bare):
+        if held is _BARE:
             return [found if isinstance(found, Event) else self._read(raw, bare=True)]
         if isinstance(held, Unreadable):
             return [held]
@@ -99,19 +97,15 @@ class _Unwrapper:
 
     def _unwrap_inner(self, raw: bytes, layers: int) -> Sequence[Event | Unreadable]:
         found = self._read(raw)
-        if isinstance(found, Event) and not found.bare:
-            return [found]
-        return self.open(raw, found, layers)
+        is_event = isinstance(found, Event) and not found.bare
+        return [found] if is_event else self.open(raw, found, layers)
 
 
-class _Bare:
-    """A detail without its envelope."""
-
-
-_BARE: Final = _Bare()
 _Members = Mapping[str, Raw]
-_Contents = Sequence[bytes] | Unreadable | _Bare | None
+_Contents = Sequence[bytes] | Unreadable | None
 """The content of an envelope; None if it is not a known envelope."""
+_BARE: Final = ()
+"""The content of a detail without its envelope."""
 
 
 def _contents_of(raw: bytes) -> _Contents:
@@ -200,18 +194,14 @@ def _of_queue(members: _Members) -> Sequence[bytes] | None:
     return None
 
 
-_RECORD: Final = frozenset(
-    {
-        *("data", "sequenceNumber", "partitionKey", "approximateArrivalTimestamp"),
-        *("kinesisSchemaVersion", "encryptionType"),
-    }
-)
-_API_RECORD: Final = frozenset(
-    {
-        *("Data", "SequenceNumber", "PartitionKey", "ApproximateArrivalTimestamp"),
-        *("EncryptionType", "ExplicitHashKey"),
-    }
-)
+_RECORD: Final = {
+    *("data", "sequenceNumber", "partitionKey", "approximateArrivalTimestamp"),
+    *("kinesisSchemaVersion", "encryptionType"),
+}
+_API_RECORD: Final = {
+    *("Data", "SequenceNumber", "PartitionKey", "ApproximateArrivalTimestamp"),
+    *("EncryptionType", "ExplicitHashKey"),
+}
 
 
 def _of_stream(members: _Members) -> Sequence[bytes] | None:
@@ -281,9 +271,9 @@ def _string_in(members: _Members, name: str) -> Sequence[bytes] | None:
 
 
 def _base64_in(members: _Members, name: str) -> Sequence[bytes] | None:
-    text = _text(members[name]) if name in members else None
+    held = _string_in(members, name)
     try:
-        return None if text is None else [binascii.a2b_base64(text, strict_mode=True)]
+        return held and [binascii.a2b_base64(held[0], strict_mode=True)]
     except ValueError:
         return None
 

@@ -1,14 +1,12 @@
 """
 Parse the received bytes into an immutable event.
 
-The bytes are parsed once and kept, because a sink delivers them unchanged. Input that cannot
-be compared safely is refused here, with a code for the reason: duplicate names, numbers that
-would be rounded, half of a surrogate pair.
+The bytes are kept, because a sink delivers them unchanged. Input that cannot be compared safely
+is refused, with a code for the reason: duplicate names, half of a surrogate pair.
 
-Most events take a fast path. They are decoded, encoded again, and the two texts are compared
-by length: encoding never makes a text longer than it was received, so an equal length proves
-that nothing was dropped, and the encoding is the canonical form that a key needs anyway. All
-other events take an exact and slower path, with the same results.
+Most events take a fast path: they are decoded and encoded again. Encoding never makes a text
+longer, so an equal length proves that nothing was dropped, and the encoding is the canonical
+form that a key needs anyway. All others take an exact and slower path, with the same results.
 """
 
 import json
@@ -49,7 +47,7 @@ REASONS: Final[Mapping[str, str]] = {
 _Object = dict[str, Any]
 
 # One byte is found much faster as a number than as a text of one byte.
-_BACKSLASH, _BRACE, _BRACKET, _COLON = b"\\{[:"
+_BACKSLASH, _BRACKET, _COLON = b"\\[:"
 _GZIP: Final = b"\x1f\x8b"
 
 _LARGE: Final = 32 * 1024
@@ -59,16 +57,18 @@ _EXACT_COST: Final = 4
 _DIGITS: Final = bytes.maketrans(b"0123456789", b"0" * 10)
 _LONG_NUMBER: Final = b"0" * 1001
 """The time for an integer grows with the square of its digits."""
+_BRACES: Final = bytes.maketrans(b"[]", b"{}")
+_UNSHAPED: Final = bytes(set(range(256)) - set(b'{}[]"'))
+_USUAL_DEPTH: Final = 12
 
 
 class Limits(Struct, frozen=True):
     """
-    The maximum size of an event.
+    The maximum size of an event, which bounds the time for reading any input.
 
     *max_bytes* counts the bytes as received; EventBridge and SQS send at most 1 MiB.
     *max_depth* counts the envelope as one level. *max_values* counts objects, arrays and
-    their values; an empty one counts twice. These limits bound the time for reading any
-    input.
+    their values; an empty one counts twice.
     """
 
     max_bytes: Annotated[Size, Doc("The largest event that is read.", example="2MiB")] = Size(
@@ -102,8 +102,7 @@ class _Envelope(
     """
     The envelope as EventBridge writes it; any other takes the exact path.
 
-    Defaults are left out when it is encoded again, so an envelope that contains one
-    (``"id": null``) gets another length, and takes the exact path too.
+    So does one that contains a default (``"id": null``), which changes its length.
     """
 
     version: str | None = None
@@ -124,11 +123,9 @@ class Event(Struct, frozen=True, eq=False, gc=False):
 
     *raw* has the received bytes. *detail* and `envelope` are parsed, and read-only by
     convention; in them a whole number is an integer, also if it was written ``1.0``, and a
-    decimal that a double would round is an `ExactFloat`: a float that compares by its exact
-    value. *id*, *time*, *account*, *region* and *replay_name* are None, *source* and
-    *detail_type* are empty, and *resources* has no items, if the envelope has no such field
-    or another type there: an id of ``7`` or ``null`` is not an id. `envelope` still has the
-    original value. *bare* is True if there was no envelope and the whole text is the detail.
+    decimal that a double would round is an `ExactFloat`. A field that the envelope lacks, or
+    that has another type there, is None or empty: an id of ``7`` is not an id. `envelope` has
+    the original value. *bare* is True if there was no envelope and all of it is the detail.
 
     *kept* is the canonical detail without the names in *apart* (see `parse`).
     Two events are never equal, even when they arrived with the same bytes.
@@ -169,8 +166,8 @@ class Event(Struct, frozen=True, eq=False, gc=False):
         """The whole event as one mapping, with the parsed detail and any unknown field."""
         top = self._envelope
         if isinstance(top, _Envelope):
-            values = zip(_NAMES, _DEFAULTS, astuple(top), strict=True)
-            top = {name: value for name, default, value in values if value != default}
+            values = zip(_FIELDS, astuple(top), strict=True)
+            top = {name: value for (name, default), value in values if value != default}
             top["detail"] = self.detail
             force_setattr(self, "_envelope", top)
         return top
@@ -180,9 +177,8 @@ class Event(Struct, frozen=True, eq=False, gc=False):
         return f"<Event of {len(self.raw)} bytes>"
 
 
-_NAMES: Final = [field.encode_name for field in fields(_Envelope)]
-_DEFAULTS: Final = [field.default for field in fields(_Envelope)]
-_DEFAULT_LIMITS: Final = Limits()
+_FIELDS: Final = [(field.encode_name, field.default) for field in fields(_Envelope)]
+_DEFAULTS: Final = Limits()
 
 _DETAIL: Final = b'"detail":'
 _SEAM: Final = len(_DETAIL + b",")
@@ -193,11 +189,7 @@ _SEAM_ASIDE: Final = len(b",") - len(b"{}")
 
 
 def parse(
-    raw: bytes,
-    *,
-    limits: Limits = _DEFAULT_LIMITS,
-    bare: bool = False,
-    apart: tuple[str, ...] = (),
+    raw: bytes, *, limits: Limits = _DEFAULTS, bare: bool = False, apart: tuple[str, ...] = ()
 ) -> Event:
     """
     Return the event in *raw*, or raise `EventError` with the reason.
@@ -206,38 +198,62 @@ def parse(
     *apart* has the members of the detail that the key will ignore (`ContentKey.apart`). It
     does not change the result; it saves that key a second encoding.
     """
+    found = read(raw, limits=limits, bare=bare, apart=apart)
+    if isinstance(found, Unreadable):
+        raise EventError(found.reason, found.message)
+    return found
+
+
+def parse_all(
+    raws: Iterable[bytes],
+    *,
+    limits: Limits = _DEFAULTS,
+    bare: bool = False,
+    apart: tuple[str, ...] = (),
+) -> list[Event | Unreadable]:
+    """Return one event or `Unreadable` per record, in order; a bad record affects no other."""
+    return [read(raw, limits=limits, bare=bare, apart=apart) for raw in raws]
+
+
+def read(
+    raw: bytes, *, limits: Limits = _DEFAULTS, bare: bool = False, apart: tuple[str, ...] = ()
+) -> Event | Unreadable:
+    """Return what `parse` does, or an `Unreadable` with the reason instead of an error."""
+    if type(raw) is BytesWithContext:
+        found = read(raw.raw, limits=limits, bare=bare, apart=apart)
+        set_context(found, raw.context)
+        return found
     size = len(raw)
-    if size > limits.max_bytes:
-        raise EventError("too-large", f"{size} bytes, and the limit is {limits.max_bytes}")
-    if size > _LARGE or size > limits.max_values:
-        _check_cost(raw, limits.max_values)
     try:
-        top = _decode_envelope(raw)
-        detail = remaining = top.detail
-        top.detail = aside = {}  # the default, and so left out of the rest
-        if apart:
-            remaining = {**detail}
+        if size > _LARGE or size > limits.max_bytes or size > limits.max_values:
+            _check_size(raw, limits)
+        try:
+            top = _decode_envelope(raw)
+            detail = top.detail
+            top.detail = aside = {}  # the default, and so left out of the rest
+            remaining = {**detail} if apart else detail
             for name in apart:
                 if name in remaining:
                     aside[name] = remaining[name]
                     del remaining[name]
-        # As `canonical_plain` does; each call costs, and this is done for every event.
-        kept = encode_sorted(remaining)
-        if not kept.isascii():
-            kept = with_names_in_order(kept, remaining)
-        rest = _encode(top)
-    except (ValueError, RecursionError):
-        detail = {}
-    if not detail or (
-        len(kept) + len(rest) + (_SEAM_ASIDE if aside else _SEAM) != size
-        and not _same_colons(raw, kept + rest if aside else kept + _DETAIL + rest)
-    ):
-        return _parse_unusual(raw, limits, bare=bare, apart=apart)
-    # As `_may_be_deep` does.
-    most = limits.max_depth - 1
-    flat = (raw if aside else kept).replace(b"{", b"[", most)
-    if _BRACE in flat or _BRACKET in flat.replace(b"[", b"]", most):
-        _check_depth(detail, most)
+            # As `canonical_plain` does; each call costs, and this is done for every event.
+            kept = encode_sorted(remaining)
+            if not kept.isascii():
+                kept = with_names_in_order(kept, remaining)
+            rest = _encode(top)
+        except (ValueError, RecursionError):
+            detail = {}
+        if not detail or (
+            len(kept) + len(rest) + (_SEAM_ASIDE if aside else _SEAM) != size
+            and not _same_colons(raw, kept + rest if aside else kept + _DETAIL + rest)
+        ):
+            return _read_unusual(raw, limits, bare=bare, apart=apart)
+        most = limits.max_depth - 1
+        flat = (raw if aside else kept).replace(b"{", b"[", limits.max_depth)
+        if _BRACKET in flat.replace(b"[", b"]", most):  # faster than counting them
+            _check_depth(raw if aside else kept, detail, most)
+    except EventError as error:
+        return Unreadable(raw, error.reason, str(error))
     return Event(
         raw,
         detail,
@@ -257,35 +273,6 @@ def parse(
     )
 
 
-def parse_all(
-    raws: Iterable[bytes],
-    *,
-    limits: Limits = _DEFAULT_LIMITS,
-    bare: bool = False,
-    apart: tuple[str, ...] = (),
-) -> list[Event | Unreadable]:
-    """Return one event or `Unreadable` per record, in order; a bad record affects no other."""
-    return [read(raw, limits=limits, bare=bare, apart=apart) for raw in raws]
-
-
-def read(
-    raw: bytes,
-    *,
-    limits: Limits = _DEFAULT_LIMITS,
-    bare: bool = False,
-    apart: tuple[str, ...] = (),
-) -> Event | Unreadable:
-    """Return the event in *raw*, or an `Unreadable` with the reason."""
-    if type(raw) is BytesWithContext:
-        found = read(raw.raw, limits=limits, bare=bare, apart=apart)
-        set_context(found, raw.context)
-        return found
-    try:
-        return parse(raw, limits=limits, bare=bare, apart=apart)
-    except EventError as error:
-        return Unreadable(raw, error.reason, str(error))
-
-
 def set_context(arrival: Event | Unreadable, context: str) -> None:
     """Set the trace *context* of a record that was just read."""
     force_setattr(arrival, "context", context)
@@ -294,15 +281,14 @@ def set_context(arrival: Event | Unreadable, context: str) -> None:
 def from_object(
     mapping: Mapping[str, Any],
     *,
-    limits: Limits = _DEFAULT_LIMITS,
+    limits: Limits = _DEFAULTS,
     bare: bool = False,
     apart: tuple[str, ...] = (),
 ) -> Event:
     """
     Return an event for a caller that only has the parsed object, such as a Lambda function.
 
-    The received bytes are not known; *raw* becomes a compact encoding, and a number has the
-    value that the caller's parser gave it.
+    Its *raw* is a compact encoding, and a number has the value that the caller's parser gave it.
     """
     whole = dict(mapping)
     try:
@@ -359,11 +345,10 @@ def _same_colons(raw: bytes, again: bytes) -> bool:
     return _COLON not in raw.replace(b":", b";", again.count(b":"))
 
 
-def _may_be_deep(text: bytes, limit: int) -> bool:
-    """Return True if *text* has enough brackets to be nested more deeply than *limit*."""
-    # Searching for one too many takes half the time of counting them.
-    flat = text.replace(b"{", b"[", limit)
-    return _BRACE in flat or _BRACKET in flat.replace(b"[", b"]", limit)
+def _check_size(raw: bytes, limits: Limits) -> None:
+    if len(raw) > limits.max_bytes:
+        raise EventError("too-large", f"{len(raw)} bytes, and the limit is {limits.max_bytes}")
+    _check_cost(raw, limits.max_values)
 
 
 def _check_cost(text: bytes, most_values: int) -> None:
@@ -373,28 +358,27 @@ def _check_cost(text: bytes, most_values: int) -> None:
     plain = text.replace(rb"\\", b"").replace(rb"\"", b"")
     # A string is a value or its name, so there are at most two for each value.
     is_beyond = plain.count(b'"') > 4 * most_values
-    excess = "too-many-values" if is_beyond else _excess(_outside(plain), most_values)
+    outside = b"" if is_beyond else b'"'.join(plain.split(b'"')[::2])
+    excess = "too-many-values" if is_beyond else _excess(outside, most_values)
     if excess:
         raise EventError(excess, f"{REASONS[excess]} (at most {most_values} values)")
 
 
-def _outside(text: bytes) -> bytes:
-    """Return a *text* without escapes as it is outside of strings."""
-    return b'"'.join(text.split(b'"')[::2])
-
-
 def _excess(text: bytes, most_values: int) -> str:
-    if _count_values(text) > most_values:
+    if 1 + text.count(b",") + text.count(b"[") + text.count(b"{") > most_values:
         return "too-many-values"
     return "number-too-long" if _LONG_NUMBER in text.translate(_DIGITS) else ""
 
 
-def _count_values(text: bytes) -> int:
-    """Return the number of commas and opening brackets plus one: the values outside of strings."""
-    return 1 + text.count(b",") + text.count(b"[") + text.count(b"{")
-
-
-def _check_depth(value: Any, limit: int) -> None:
+def _check_depth(text: bytes, value: Any, limit: int) -> None:
+    """Raise `EventError` if *value*, which was read from *text*, is nested too deeply."""
+    if _BACKSLASH not in text:  # so no quote is inside of a string
+        # If a string has a bracket, its quotes remain, and the values are walked through.
+        shape = text.translate(_BRACES, _UNSHAPED).replace(b'""', b"")
+        for _ in range(min(limit, _USUAL_DEPTH)):
+            shape = shape.replace(b"{}", b"")
+            if not shape:
+                return
     level = [value]
     for _ in range(limit):
         level = [
@@ -408,7 +392,7 @@ def _check_depth(value: Any, limit: int) -> None:
     _refuse("too-deep")
 
 
-def _parse_unusual(raw: bytes, limits: Limits, *, bare: bool, apart: tuple[str, ...]) -> Event:
+def _read_unusual(raw: bytes, limits: Limits, *, bare: bool, apart: tuple[str, ...]) -> Event:
     """Return an event that the fast path cannot read: other fields, other types, errors."""
     top, plain = _read(raw, limits)
     if type(top) is not dict:
@@ -456,16 +440,14 @@ def _read(raw: bytes, limits: Limits) -> tuple[Any, bool]:
         is_whole = len(again) == len(raw) or _same_colons(raw, again)
     if not is_whole:
         return _read_exactly(raw, limits), False
-    if _may_be_deep(raw, limits.max_depth):
-        _check_depth(value, limits.max_depth)
+    _check_depth(raw, value, limits.max_depth)
     return value, True
 
 
 def _read_inner(text: str, limits: Limits) -> tuple[Any, bool]:
     """Return the value of a detail that was sent as a string of JSON."""
     inner = text.encode()
-    if len(inner) > _LARGE or len(inner) > limits.max_values:
-        _check_cost(inner, limits.max_values)
+    _check_cost(inner, limits.max_values)
     try:
         return _read(inner, limits)
     except EventError as error:
@@ -485,7 +467,9 @@ def _read_exactly(raw: bytes, limits: Limits) -> Any:
                 "the bytes are gzip that was not unpacked: sent without Content-Encoding, damaged, "
                 "with too many members, or compressed too much",
             ) from None
-        _refuse("lone-surrogate" if _is_surrogate(raw, error.start) else "not-json")
+        at = error.start
+        is_surrogate = raw[at] == 0xED and raw[at + 1 : at + 2] >= b"\xa0"  # as in CESU-8
+        _refuse("lone-surrogate" if is_surrogate else "not-json")
     if len(raw) > _LARGE:
         _check_cost(raw, limits.max_values // _EXACT_COST)
     if text.startswith("\ufeff"):
@@ -494,20 +478,16 @@ def _read_exactly(raw: bytes, limits: Limits) -> Any:
         value = _exact_decoder.decode(text)
     except json.JSONDecodeError as error:
         raise EventError("not-json", f"the text is not JSON (at character {error.pos})") from None
+    except ValueError:
+        _refuse("number-too-long")
     except RecursionError:
         _refuse("too-deep")
-    if _may_be_deep(raw, limits.max_depth):
-        _check_depth(value, limits.max_depth)
+    _check_depth(raw, value, limits.max_depth)
     try:
         _encode(value)
     except UnicodeEncodeError:
         _refuse("lone-surrogate")
     return value
-
-
-def _is_surrogate(raw: bytes, start: int) -> bool:
-    """Return True if a surrogate was encoded on its own, as CESU-8 does."""
-    return raw[start] == 0xED and raw[start + 1 : start + 2] >= b"\xa0"
 
 
 def _unique_members(pairs: list[tuple[str, Any]]) -> _Object:
@@ -517,26 +497,12 @@ def _unique_members(pairs: list[tuple[str, Any]]) -> _Object:
     return members
 
 
-def _read_int(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        _refuse("number-too-long")
-
-
 def _read_float(text: str) -> int | float:
-    try:
-        value = read_decimal(text)
-    except ValueError:
-        _refuse("number-too-long")
+    value = read_decimal(text)
     if not math.isfinite(value):
         _refuse("not-finite")
     number = plain_number(value) if type(value) is float else None
     return value if number is None else number
-
-
-def _read_constant(_text: str) -> NoReturn:
-    _refuse("not-finite")
 
 
 def _refuse(reason: str) -> NoReturn:
@@ -547,8 +513,7 @@ def _refuse(reason: str) -> NoReturn:
 _exact_decoder = json.JSONDecoder(
     object_pairs_hook=_unique_members,
     parse_float=_read_float,
-    parse_int=_read_int,
-    parse_constant=_read_constant,
+    parse_constant=lambda _: _refuse("not-finite"),
 )
 
 

@@ -1,8 +1,7 @@
 """
 Decimal numbers that a double would round.
 
-JSON does not limit the digits of a number, and a double holds about 17 of them. Rounding
-would make 1.000000000000000001 and 1.000000000000000002 one value, and two events one.
+Rounding would make 1.000000000000000001 and 1.000000000000000002 one value, and two events one.
 
 A number is treated as its nearest double if that double, written with as many significant
 digits, has the same digits. So 0.1, 0.10000000000000001 and 0.10000000000000000555 are one
@@ -18,11 +17,7 @@ from decimal import Decimal
 from typing import Final, Self
 
 SURE: Final = 16
-"""
-A fraction or an exponent in a text of this length leaves room for 15 digits at most.
-
-In the normal range a double always keeps 15 digits.
-"""
+"""With a point or an exponent, so long a text has at most 15 digits: a normal double keeps them."""
 
 _LEAST_NORMAL: Final = sys.float_info.min
 

@@ -1,18 +1,13 @@
 """
-Split a body or a file into the records in it, each with its bytes unchanged.
-
-Three formats are read, from a body (`split_body`) and from a file of any size
-(`RecordReader`):
+Split a body (`split_body`) or a file of any size (`RecordReader`) into its records.
 
     lines      NDJSON: one event on each line
     array      one JSON array, in any layout
     values     one event, or several after each other, on one line or on many
 
-A record is not parsed, only its beginning and end are found. Its bytes are kept unchanged,
-without the whitespace around them. Whether they are an event is decided later, so that a bad
-record is refused alone. Text that is not JSON becomes a record too: nothing is left out.
-
-`as_line` returns the bytes of an event as one line of a file.
+A record is not parsed: its bytes are kept unchanged, without the whitespace around them, and
+whether they are an event is decided later, so that a bad record is refused alone. Text that is
+not JSON becomes a record too: nothing is left out.
 """
 
 import re
@@ -21,7 +16,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from itertools import accumulate, chain, takewhile
+from itertools import accumulate, chain, islice, takewhile
 from operator import attrgetter
 from typing import BinaryIO, Final
 
@@ -52,11 +47,7 @@ _read_any = msgspec.json.Decoder(Raw).decode
 
 
 class BadGzip(OncebridgeError):
-    """
-    The data is not gzip, or is damaged.
-
-    *offset* is the number of bytes that could be unpacked before the damage.
-    """
+    """The data is not gzip, or is damaged after *offset* unpacked bytes."""
 
     def __init__(self, message: str, offset: int) -> None:
         super().__init__(f"{message} (after {offset} bytes, unpacked)")
@@ -76,13 +67,12 @@ class TooMany(OncebridgeError):
 
 def split_body(body: bytes, *, content_type: str = "", most: int = sys.maxsize) -> list[bytes]:
     """
-    Return the records of a body: one event, a JSON array of events, or NDJSON.
+    Return the records of a body; raise `TooMany` if there are more than *most*.
 
-    Raise `TooMany` if there are more than *most*. A body that is none of the three is one
-    record, and so is an empty one; an empty array, and an empty body with the *content_type*
-    of NDJSON, have no records.
+    A body that is not JSON is one record, and so is an empty one; an empty array, and an empty
+    body with the *content_type* of NDJSON, have no records.
     """
-    if is_ndjson(content_type):
+    if content_type.partition(";")[0].strip().lower() in _LINE_TYPES:
         return _at_most(most, _filled_lines(body))
     start = body.lstrip(_BLANKS)[:1]
     if start == b"[":
@@ -95,17 +85,9 @@ def split_body(body: bytes, *, content_type: str = "", most: int = sys.maxsize) 
     return [body]
 
 
-def is_ndjson(content_type: str) -> bool:
-    """Return True if *content_type* is one of NDJSON."""
-    return content_type.partition(";")[0].strip().lower() in _LINE_TYPES
-
-
 def as_line(raw: bytes) -> bytes:
-    """
-    Return one JSON text as one line, its line end included.
-
-    Line breaks become spaces: in JSON they occur only between tokens, never in a string.
-    """
+    """Return one JSON text as one line, its line end included."""
+    # In JSON, line breaks occur only between tokens, never in a string.
     return raw.replace(b"\n", b" ").replace(b"\r", b" ") + b"\n"
 
 
@@ -114,9 +96,8 @@ def gunzip(body: bytes, limit: int, *, cheap: bool = False) -> bytes:
     Unpack a gzip body, also one of several members, to at most *limit* bytes.
 
     Raise `TooLarge` as soon as there would be more, and `BadGzip` if the body is not gzip, is
-    truncated or damaged, or is followed by other data. With *cheap*, also raise `BadGzip` for
-    a body that costs far more than its size: more than 64 KiB compressed by more than 200 to
-    1, or more than 1000 members.
+    truncated or damaged, or is followed by other data; with *cheap*, also if it costs far more
+    than its size: more than 64 KiB compressed by over 200 to 1, or more than 1000 members.
     """
     if cheap and body.count(_MEMBER) > _MOST_MEMBERS:
         raise BadGzip(f"the gzip data has more than {_MOST_MEMBERS} members", 0)
@@ -145,16 +126,11 @@ def _is_object(line: bytes) -> bool:
     return line[:1] == b"{" and line[-1:] == b"}"
 
 
-def _too_many(most: int) -> TooMany:
-    return TooMany(f"the body has more than {most} records")
-
-
-def _at_most(most: int, records: Iterable[bytes]) -> list[bytes]:
-    taken: list[bytes] = []
-    for record in records:
-        if len(taken) == most:
-            raise _too_many(most)
-        taken.append(record)
+def _at_most(most: int, records: Iterator[bytes]) -> list[bytes]:
+    """Return the *records*, or raise `TooMany`."""
+    taken = [*islice(records, most)]
+    if next(records, None) is not None:
+        raise TooMany(f"the body has more than {most} records")
     return taken
 
 
@@ -167,9 +143,7 @@ def _elements(body: bytes, most: int) -> list[bytes]:
         elements = _read_elements(body)
     except (msgspec.DecodeError, RecursionError):
         return [body]
-    if len(elements) > most:
-        raise _too_many(most)
-    return [bytes(element) for element in elements]
+    return _at_most(most, map(bytes, elements))
 
 
 def _found_elements(body: bytes) -> Iterator[bytes]:
@@ -189,16 +163,15 @@ def _found_elements(body: bytes) -> Iterator[bytes]:
 def _unzip(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the unpacked data of gzip members; raise `BadGzip` after the last readable byte."""
     offset = 0
-    member, is_first, is_between = zlib.decompressobj(wbits=31), True, True
+    member, is_open = zlib.decompressobj(wbits=31), True
     for packed in pieces:
         piece, is_pending = packed, False
         while piece or is_pending:
-            if is_between and not is_first:
+            if not is_open:
                 piece = piece.lstrip(b"\0")  # padding, as tapes and block devices leave it
                 if not piece:
                     break
-                member = zlib.decompressobj(wbits=31)
-            is_between = is_first = False
+                member, is_open = zlib.decompressobj(wbits=31), True
             before = member.copy()
             try:
                 out = member.decompress(piece, _UNZIP_OUT)
@@ -211,11 +184,11 @@ def _unzip(pieces: Iterable[bytes]) -> Iterator[bytes]:
             if out:
                 yield out
             if member.eof:
-                piece, is_pending, is_between = member.unused_data, False, True
+                piece, is_pending, is_open = member.unused_data, False, False
             else:
                 # A full buffer means that there may be more output, even without more input.
                 piece, is_pending = member.unconsumed_tail, len(out) == _UNZIP_OUT
-    if not is_between or is_first:
+    if is_open:
         raise BadGzip("the gzip data is truncated", offset)
 
 
@@ -319,7 +292,7 @@ class RecordReader:
             if not self._has_more(wait=not taken):
                 break
             first, last = self._next, min(len(self._ready), self._next + count - len(taken))
-            fitting = bisect_left(self._ready, limit, first, last, key=_end_of)
+            fitting = bisect_left(self._ready, limit, first, last, key=attrgetter("end"))
             self._next = max(first, min(fitting, last - 1)) + 1
             taken += self._ready[first : self._next]
             self._end = taken[-1].end
@@ -395,10 +368,7 @@ class RecordReader:
             self._file.seek(begin - skipped, 1)
             skipped = begin
         for piece in pieces:
-            if skipped >= begin:
-                yield piece
-            elif skipped + len(piece) > begin:
-                yield piece[begin - skipped :]
+            yield piece[max(begin - skipped, 0) :]
             skipped += len(piece)
 
     # --- lines -------------------------------------------------------------------------
@@ -415,9 +385,9 @@ class RecordReader:
             if buffer.size:
                 first = chunk.find(b"\n") + 1
                 buffer.add(chunk[: first - 1])
-                offset += buffer.size
-                records = self._finished(buffer, offset, line)
-                offset, line = offset + 1, line + 1
+                offset += buffer.size + 1
+                records = buffer.take_line(offset - 1, line)
+                line += 1
             if first <= last:
                 records += self._block(chunk[first:last], offset, line)
                 offset += last + 1 - first
@@ -425,13 +395,7 @@ class RecordReader:
             buffer.add(chunk[last + 1 :])
             yield records
         if buffer.size:
-            yield self._finished(buffer, offset + buffer.size, line)
-
-    def _finished(self, buffer: "_RecordBuffer", end: int, line: int) -> list[RawRecord]:
-        raw, is_long = buffer.take()
-        if not is_long:
-            raw = raw.strip(_BLANKS)
-        return [RawRecord(raw, line, end, line, is_long)] if raw else []
+            yield buffer.take_line(offset + buffer.size, line)
 
     def _block(self, text: bytes, offset: int, line: int) -> list[RawRecord]:
         """Return the records of complete lines; this is the fast path."""
@@ -443,10 +407,8 @@ class RecordReader:
         if len(text) > self._most:
             for at, each in enumerate(lines):
                 if len(each) > self._most:
-                    number = line + at
-                    records[at] = RawRecord(
-                        each[: _kept(self._most)], number, ends[at], number, True
-                    )
+                    beginning = each[: min(self._most, _KEPT)]
+                    records[at] = RawRecord(beginning, line + at, ends[at], line + at, True)
         return records if all(raws) else [record for record in records if record.raw]
 
     # --- an array, or values after each other ------------------------------------------
@@ -477,30 +439,12 @@ class RecordReader:
                 buffer.add(chunk[first:at])
                 line += chunk.count(b"\n", counted, at)
                 counted = at
-                records.append(_finished_value(buffer, begins, first_line, line))
+                records.append(buffer.take_value(begins, first_line, line))
             line += chunk.count(b"\n", counted)
             offset += len(chunk)
             yield records
         if is_inside:
-            yield [_finished_value(buffer, begins, first_line, line)]
-
-
-_end_of = attrgetter("end")
-
-
-def _finished_value(
-    buffer: "_RecordBuffer", begins: int, first_line: int, last_line: int
-) -> RawRecord:
-    end = begins + buffer.size
-    raw, is_long = buffer.take()
-    if not is_long:
-        raw = raw.rstrip(_BLANKS)
-        end, last_line = begins + len(raw), first_line + raw.count(b"\n")
-    return RawRecord(raw, first_line, end, last_line, is_long)
-
-
-def _kept(most: int) -> int:
-    return min(most, _KEPT)
+            yield [buffer.take_value(begins, first_line, line)]
 
 
 class _RecordBuffer:
@@ -518,13 +462,25 @@ class _RecordBuffer:
             return
         self._pieces.append(piece)
         if self.size > self._most:
-            self._pieces = [b"".join(self._pieces)[: _kept(self._most)]]
+            self._pieces = [b"".join(self._pieces)[: min(self._most, _KEPT)]]
 
-    def take(self) -> tuple[bytes, bool]:
-        """Return and clear the content, and True if it is only the beginning."""
+    def take_line(self, end: int, line: int) -> list[RawRecord]:
+        """Return the content as the record of a line, unless it is blank; clear it."""
+        raw, is_long = self._take()
+        return [RawRecord(raw, line, end, line, is_long)] if raw else []
+
+    def take_value(self, begins: int, first_line: int, last_line: int) -> RawRecord:
+        """Return the content as the record of a value; clear it."""
+        end = begins + self.size
+        raw, is_long = self._take()
+        if not is_long:
+            end, last_line = begins + len(raw), first_line + raw.count(b"\n")
+        return RawRecord(raw, first_line, end, last_line, is_long)
+
+    def _take(self) -> tuple[bytes, bool]:
         raw, is_long = b"".join(self._pieces), self.size > self._most
         self._pieces, self.size = [], 0
-        return raw, is_long
+        return raw if is_long else raw.strip(_BLANKS), is_long
 
 
 class _Head:
@@ -560,31 +516,22 @@ class _Head:
     def _byte(self, at: int) -> bytes:
         return bytes(self.text[at : at + 1]) if at >= 0 else b""
 
-    def _filled(self, at: int) -> int:
-        """Return the offset of the first byte that is not blank; -1 if there is none near."""
-        limit = at + _MOST_BLANKS
-        while True:
-            at = _match_end(_blanks, self.text, at, limit)
-            if at == limit:
+    def _find(self, byte: re.Pattern[bytes], at: int, most: int) -> int:
+        """Return the offset of *byte* or of the end; -1 if it is not in the next *most* bytes."""
+        limit = at + most
+        while not (found := byte.search(self.text, at, limit)):
+            at = len(self.text)
+            if at >= limit:
                 return -1
-            if at < len(self.text):
-                return at
             if not self._more():
-                return -1
+                return at
+        return found.start()
+
+    def _filled(self, at: int) -> int:
+        return self._find(_filled_byte, at, _MOST_BLANKS)
 
     def _line_end(self, at: int) -> int:
-        """Return the offset at which the line at *at* ends; -1 if it is too long."""
-        limit = at + self._most
-        searched = at
-        while True:
-            found = self.text.find(b"\n", searched, limit + 1)
-            if found >= 0:
-                return found
-            searched = len(self.text)
-            if searched > limit:
-                return -1
-            if not self._more():
-                return searched
+        return self._find(_line_end, at, self._most + 1)
 
     def _line_after(self, at: int) -> int:
         end = self._line_end(at)
@@ -609,7 +556,8 @@ _string_rest = re.compile(_STRING_REST, re.DOTALL)
 _nested = re.compile(rb'[^"\[\]{}]*+(?:"%b"[^"\[\]{}]*+){0,500}' % _STRING_REST, re.DOTALL)
 _element = re.compile(rb'[^",\[\]{]*+(?:"%b"[^",\[\]{]*+){0,500}' % _STRING_REST, re.DOTALL)
 _stray = re.compile(rb"[^\n\[{]*+")
-_blanks = re.compile(rb"[ \t\r\n]*+")
+_filled_byte = re.compile(rb"[^ \t\r\n]")
+_line_end = re.compile(rb"\n")
 _opening = re.compile(rb"[\[{]*+")
 _closing = re.compile(rb"[\]}]*+")
 _gaps = {
@@ -619,10 +567,8 @@ _gaps = {
 _QUOTE, _BACKSLASH = b'"\\'
 
 
-def _match_end(
-    pattern: re.Pattern[bytes], text: bytes | bytearray, at: int, end: int = sys.maxsize
-) -> int:
-    found = pattern.match(text, at, end)
+def _match_end(pattern: re.Pattern[bytes], text: bytes, at: int) -> int:
+    found = pattern.match(text, at)
     return found.end() if found else at
 
 
@@ -630,10 +576,9 @@ class _ValueFinder:
     """
     Finds the end of a value that arrives in chunks.
 
-    Only strings and the depth of brackets are examined. An element of an array ends before
-    the next comma or bracket that is not its own; a value ends with its last bracket; other
-    text ends before the next value or at the end of the line. There is no state between two
-    records, so reading can start after any of them.
+    An element of an array ends before the next comma or bracket that is not its own; a value
+    ends with its last bracket; other text ends before the next value or at the end of the line.
+    There is no state between two records, so reading can start after any of them.
     """
 
     def __init__(self, format_: _Format) -> None:
@@ -662,25 +607,22 @@ class _ValueFinder:
             at = _match_end(_nested if self._depth else self._outer, chunk, at)
             if at == len(chunk):
                 break
-            if not self._depth and self._ends_before(chunk[at]):
+            if not self._depth and (chunk[at] in b",]" if self._is_array else self._is_stray):
                 return at
             at = self._count_brackets(chunk, at)
             if not self._depth and not self._is_array:
                 return at
         return -1
 
-    def _ends_before(self, byte: int) -> bool:
-        return byte in b",]" if self._is_array else self._is_stray
-
     def _count_brackets(self, chunk: bytes, at: int) -> int:
         """Process a quote, or adjacent brackets; return the index after them."""
         if chunk[at] == _QUOTE:
             self._in_string = True
             return at + 1
-        opened = _match_end(_opening, chunk, at) - at
-        if opened:
-            self._depth += opened
-            return at + opened
+        end = _match_end(_opening, chunk, at)
+        if end > at:
+            self._depth += end - at
+            return end
         closed = min(self._depth, _match_end(_closing, chunk, at) - at)
         self._depth -= closed
         return at + closed

@@ -4,29 +4,29 @@ Derive the key of an event.
 A key is one byte for the version of this algorithm, and the SHA-256 of everything that
 identifies the event: the namespace, the kind of key, the source, the detail-type, and the
 parts that the rule chose. Each is preceded by its length, so that ``a|bc`` and ``ab|c`` are
-two keys. In text a key is written in hex, which is safe in a header, in SQL and in a file
-name, whatever the event contains.
+two keys.
 
 A kind of key returns None if the event has too little: a part that is missing or null, an
-empty id, a detail with nothing left in it. The caller then decides what to do. A constant
-instead would make unrelated events duplicates.
+empty id, a detail with nothing left in it. A constant would make unrelated events duplicates.
 """
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import jmespath
 from jmespath.exceptions import JMESPathError
 from jmespath.functions import Functions, signature
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncebridge.errors import ConfigError, EventError
 from oncebridge.events.canonical import canonical, canonical_plain
-from oncebridge.events.event import Event
+from oncebridge.events.event import Event, parse
 from oncebridge.events.exact_float import holds_exact_float, read_decimal
 
 Scope = Literal["source", "organisation"]
@@ -53,17 +53,13 @@ _SHORT: Final = 512
 
 
 class KeyKind(Protocol):
-    """
-    One way to identify events.
-
-    *kind* is its name, which is part of the key. `parts` returns the other parts, or None if
-    the event cannot be identified in this way.
-    """
+    """One way to identify events; its name *kind* is part of the key."""
 
     @property
     def kind(self) -> bytes: ...
 
-    def parts(self, event: Event) -> tuple[bytes, ...] | None: ...
+    def parts(self, event: Event) -> tuple[bytes, ...] | None:
+        """Return the other parts of the key; None if the event cannot be identified."""
 
 
 class ContentKey:
@@ -74,10 +70,9 @@ class ContentKey:
     matches any name or any element of an array, and a name with special characters is
     written in double quotes: ``detail."odd.name"``. *where* is the setting, for errors.
 
-    If paths are ignored, the rest must have a value that is not null or empty. *labels* are
-    members of the detail that count, but cannot be a key without any other. Details above 512
-    bytes are not checked for this, because the check costs time and they hardly ever consist
-    of nulls. A detail without a member that is in *needs* has no key.
+    If paths are ignored, the rest must have a value that is not null or empty; members in
+    *labels* do not suffice. Details above 512 bytes are not checked for this: they hardly ever
+    consist of nulls. A detail without a member that is in *needs* has no key.
 
     *apart* is for `oncebridge.events.event.parse`, which then encodes each event only once.
     """
@@ -99,10 +94,12 @@ class ContentKey:
         self._names = tuple(names) if len(names) == len(self._paths) else None
         self.apart: tuple[str, ...] = self._names or ()
         self._insufficient_names = frozenset(self.apart + self.labels)
+        # If every name counts, only the empty detail is insufficient.
+        self._short = _SHORT if self._insufficient_names else len(b"{}") + 1
 
     def parts(self, event: Event) -> tuple[bytes, ...] | None:
-        body = event.kept if event.apart == self._names else self.body(event)
-        if len(body) < _SHORT and self._is_insufficient(body, event.detail):
+        body = self.body(event)
+        if len(body) < self._short and self._is_insufficient(body, event.detail):
             return None
         if self.needs and any(holds_only_null(event.detail.get(name)) for name in self.needs):
             return None
@@ -122,15 +119,17 @@ class ContentKey:
 
     def maker(self, start: "Callable[[], HASH]") -> Callable[[Event], bytes | None]:
         """Return a function that makes keys, as `key_maker` does; *start* begins a hash."""
-        names, needs, body_of, parts_of = self._names, self.needs, self.body, self.parts
+        names, body_of, parts_of = self._names, self.body, self.parts
+        short = sys.maxsize if self.needs else self._short
 
         def make(event: Event) -> bytes | None:  # in one function: each call costs
             body = event.kept if event.apart == names else body_of(event)
             size = len(body)
-            if (size < _SHORT or needs) and parts_of(event) is None:
+            if size < short and parts_of(event) is None:
                 return None
             hashed = start()
-            hashed.update(size.to_bytes(8) + body)
+            hashed.update(size.to_bytes(8))
+            hashed.update(body)
             return _VERSION_BYTE + hashed.digest()
 
         return make
@@ -159,10 +158,9 @@ class FieldsKey:
     """
     The values that JMESPath *expressions* find in the envelope.
 
-    Names and dots, ``[]`` once, and ``||`` between them are evaluated directly, all other
-    expressions by JMESPath. The expressions are part of the key, so rules with different
-    expressions never have the same keys. A value is used in its canonical form: 1 and 1.0 are
-    equal, ``"1"`` is different. *where* is the setting, for errors.
+    The expressions are part of the key, so rules with different expressions never have the
+    same keys. A value is used in its canonical form: 1 and 1.0 are equal, ``"1"`` is different.
+    *where* is the setting, for errors.
     """
 
     kind: Final = b"fields"
@@ -171,12 +169,11 @@ class FieldsKey:
         self.expressions = _string_tuple(expressions, where)
         if not expressions:
             raise ConfigError(where, "is empty; list at least one field, such as detail.id")
-        found = [_compile(each, f"{where}[{n}]") for n, each in enumerate(self.expressions)]
         self._finders = [
-            (expression.encode(), finder.in_event)
-            for expression, finder in zip(self.expressions, found, strict=True)
+            (each.encode(), compile_field(each, f"{where}[{n}]"))
+            for n, each in enumerate(self.expressions)
         ]
-        if all(not holds_only_null(finder.in_envelope({})) for finder in found):
+        if not any(holds_only_null(find(_EMPTY)) for _, find in self._finders):
             raise ConfigError(
                 where,
                 "has a value even if the event is empty, so different events would get the same "
@@ -197,11 +194,6 @@ class FieldsKey:
         return tuple(found)
 
 
-def compile_field(expression: str, where: str = "field") -> Callable[[Event], Any]:
-    """Return a function that evaluates a JMESPath expression; it returns None without a match."""
-    return _compile(expression, where).in_event
-
-
 def make_key(
     namespace: str, kind: bytes, source: str, detail_type: str, parts: tuple[bytes, ...]
 ) -> bytes:
@@ -214,11 +206,7 @@ def make_key(
 def key_maker(
     namespace: str, how: KeyKind, source: str, detail_type: str
 ) -> Callable[[Event], bytes | None]:
-    """
-    Return a function that makes the keys of events with this *source* and *detail_type*.
-
-    It returns `make_key` of the parts that *how* finds, and None if it finds none.
-    """
+    """Return a function that returns `make_key` of the parts *how* finds; None if it finds none."""
     parts_of, start = how.parts, _hash_prefix(namespace, how.kind, source, detail_type).copy
     if isinstance(how, ContentKey):
         return how.maker(start)
@@ -228,9 +216,7 @@ def key_maker(
         if parts is None:
             return None
         hashed = start()
-        for part in parts:
-            hashed.update(len(part).to_bytes(8))
-            hashed.update(part)
+        hashed.update(_length_prefixed(parts))
         return _VERSION_BYTE + hashed.digest()
 
     return make
@@ -242,9 +228,8 @@ def fingerprint(
     """
     Return 16 bytes that are equal if two events with the same key have the same content.
 
-    Only the data of the sender counts, without the paths that *content* ignores. The fields
-    that the transport adds (id, time, region, account, replay-name) do not count. *source*
-    replaces the event's source, for a wider scope.
+    Only the data of the sender counts, without the paths that *content* ignores, and not what
+    the transport adds (id, time, region …). *source* replaces the event's, for a wider scope.
     """
     body = event.canonical if content is None else content.body(event)
     scope = event.source if source is None else source
@@ -265,12 +250,7 @@ _ORGANISATION: Final = re.compile(
 
 @lru_cache(maxsize=1024)
 def scoped_source(source: str, scope: Scope) -> str:
-    """
-    Return the source that is part of the key.
-
-    With the scope "organisation", all integrations of one Genesys organisation are one
-    source: the suffix is removed. Other sources stay unchanged.
-    """
+    """Return the source for a key; with "organisation", without the name of the integration."""
     if scope == "organisation" and (found := _ORGANISATION.fullmatch(source)):
         return found[1]
     return source
@@ -330,16 +310,12 @@ def _read_path(path: str, where: str) -> _Path:
 
 
 def _read_step(step: str, where: str) -> str | None:
-    if step == "*":
-        return None
-    if not step.startswith('"'):
-        return step
     try:
-        name: str = json.loads(step)
+        name = _unquote(step)
         name.encode()
     except ValueError:
         raise ConfigError(where, f"{step} is not a name in quotes; {_PATH_HELP}") from None
-    return name
+    return None if step == "*" else name
 
 
 def _without(value: Any, paths: Sequence[_Path]) -> Any:
@@ -382,16 +358,11 @@ _PATH: Final = rf"{_NAME}(?:\.{_NAME})*"
 _PLAIN: Final = re.compile(rf"\s*(?P<head>{_PATH})(?P<each>\[\](?:\.(?P<tail>{_PATH}))?)?\s*")
 
 _Find = Callable[[Any], Any]
+_EMPTY: Final = replace(parse(b'{"detail":{}}'), _envelope={})
 
 
-class _FieldFinder(NamedTuple):
-    """One compiled expression, for an envelope and for an event."""
-
-    in_envelope: _Find
-    in_event: Callable[[Event], Any]
-
-
-def _compile(expression: str, where: str) -> _FieldFinder:
+def compile_field(expression: str, where: str = "field") -> Callable[[Event], Any]:
+    """Return a function that evaluates a JMESPath expression; it returns None without a match."""
     try:
         compiled = jmespath.compile(expression)
     except JMESPathError as error:
@@ -401,22 +372,18 @@ def _compile(expression: str, where: str) -> _FieldFinder:
     if all(plain):
         return _compile_plain([each for each in plain if each])
 
-    def search(envelope: Any) -> Any:
+    def search(event: Event) -> Any:
         try:
-            return compiled.search(envelope, _EXACT)
+            return compiled.search(event.envelope, _EXACT)
         except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError):
             # A function got an argument of a wrong type, often the null of a missing field.
             return None
 
-    return _FieldFinder(search, lambda event: search(event.envelope))
+    return search
 
 
 class ExactFunctions(Functions):
-    """
-    The functions of JMESPath, without those that would round a number.
-
-    Functions that calculate refuse an `ExactFloat` themselves: they check the name of its type.
-    """
+    """The functions of JMESPath without rounding; those that calculate refuse an `ExactFloat`."""
 
     @signature({"types": []})
     def _func_to_string(self, value: Any) -> Any:
@@ -435,22 +402,19 @@ _EXACT: Final = jmespath.Options(custom_functions=ExactFunctions())
 _DECIMAL: Final = re.compile(r"-?[0-9]+(?=[.eE])(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
-def _compile_plain(choices: Sequence[re.Match[str]]) -> _FieldFinder:
+def _compile_plain(choices: Sequence[re.Match[str]]) -> Callable[[Event], Any]:
     """Compile an expression of names and dots without JMESPath, which is much slower."""
     heads = [_names(choice["head"]) for choice in choices]
     tails = [
         _walker(_names(choice["tail"] or "")) if choice["each"] else None for choice in choices
     ]
 
-    def search(skip: int) -> _Find:
-        walkers = [_walker(head[skip:]) for head in heads]
-        return _first([_collector(w, t) if t else w for w, t in zip(walkers, tails, strict=True)])
-
-    whole = search(0)
-    if any(head[0] != "detail" for head in heads):
-        return _FieldFinder(whole, lambda event: whole(event.envelope))
-    inner = search(1)  # on the detail, because building the envelope costs time
-    return _FieldFinder(whole, lambda event: inner(event.detail))
+    is_inner = all(head[0] == "detail" for head in heads)
+    walkers = [_walker(head[1:] if is_inner else head) for head in heads]
+    find = _first([_collector(w, t) if t else w for w, t in zip(walkers, tails, strict=True)])
+    if is_inner:  # building the envelope costs time
+        return lambda event: find(event.detail)
+    return lambda event: find(event.envelope)
 
 
 def _first(finders: Sequence[_Find]) -> _Find:
@@ -495,7 +459,7 @@ def _walker(names: Sequence[str]) -> _Find:
 
 
 def _names(path: str) -> list[str]:
-    return [_unquote(name) for name in re.findall(_NAME, path)]
+    return [*map(_unquote, re.findall(_NAME, path))]
 
 
 def _unquote(name: str) -> str:

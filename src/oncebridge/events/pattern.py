@@ -11,15 +11,13 @@ values in one array, and the objects under ``$or``, are joined by *or*::
 
 The semantics are those of AWS's open-source engine, event-ruler. Some are surprising:
 
-- Only leaves count. ``{}``, ``[]`` and a missing field are the same: ``exists: false``
-  matches them, and nothing else does, not even ``anything-but``; ``null`` and ``""`` are
-  two different leaves.
+- Only leaves count. ``{}``, ``[]`` and a missing field are the same: only ``exists: false``
+  matches them, not even ``anything-but``; ``null`` and ``""`` are two different leaves.
 - An event's array matches when any of its items does, however deeply arrays nest.
 - Two names below one array must be found in the same item of it.
 - A dot in a name is a step: ``{"a.b": …}`` and ``{"a": {"b": …}}`` are one path, in
   patterns and in events alike.
-- A plain string that is an IP address matches that address in any spelling: ``"::1"``
-  matches ``"0:0:0:0:0:0:0:1"``.
+- A plain string that is an IP address matches that address in any spelling.
 
 Patterns that EventBridge refuses are refused here. So is a path that occurs twice in one
 branch of ``$or``: EventBridge would silently use only the last one.
@@ -27,6 +25,7 @@ branch of ``$or``: EventBridge would silently use only the last one.
 
 import difflib
 import ipaddress
+import math
 import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -192,8 +191,7 @@ class _Several(list[Any]):
     """
     The values that an event has for one path under several names.
 
-    As in an array, the leaves of all of them count. But only an item of an array excludes
-    the other items: each of these values can be combined with each other.
+    As in an array, the leaves of all of them count, but none excludes the others.
     """
 
 
@@ -222,8 +220,7 @@ def _matches_several(wanted: tuple[tuple[str, _Leaf], ...], values: _Several) ->
     """
     Return True if there is a leaf for every path, and no array is used at two of its places.
 
-    This is event-ruler's own procedure: it takes the paths in sorted order and keeps, for
-    every choice of leaves, the items of arrays that the choice has settled on.
+    As event-ruler does: for every choice of leaves, keep the items of arrays that it settles on.
     """
     found = _found_leaves(values, [path for path, _ in wanted])
     slots = [{slot for _, items in found[path] for slot in items} for path, _ in wanted]
@@ -249,13 +246,9 @@ def _matches_several(wanted: tuple[tuple[str, _Leaf], ...], values: _Several) ->
 
 
 def _found_leaves(values: _Several, paths: list[str]) -> dict[str, list[_Found]]:
-    """
-    Return the leaves of *values* by path, each with the items of arrays that it is in.
-
-    A slot identifies an array by its position, and an item is an index in it.
-    """
+    """Return the leaves by path, each with the arrays (by their slots) and items that it is in."""
     found: dict[str, list[_Found]] = {path: [] for path in paths}
-    steps = {path[:end] for path in paths for end in _ends_of_steps(path)}
+    steps = {path[: dot.start()] for path in paths for dot in re.finditer(r"\.|\Z", path)}
     pending: list[tuple[Any, str | None, _Slot, dict[_Slot, int]]]
     pending = [(value, None, (which,), {}) for which, value in enumerate(values)]
     while pending:
@@ -272,10 +265,6 @@ def _found_leaves(values: _Several, paths: list[str]) -> dict[str, list[_Found]]
         elif path in found:
             found[path].append((value, items))
     return found
-
-
-def _ends_of_steps(path: str) -> list[int]:
-    return [index for index, each in enumerate(path) if each == "."] + [len(path)]
 
 
 def _index(leaves: list[_Found]) -> Callable[[dict[_Slot, int]], list[_Found]]:
@@ -331,9 +320,7 @@ def _joins_branches(value: object) -> bool:
     """Return True if this is the operator ``$or``, not a field with that name."""
     if not isinstance(value, list) or not value:
         return False
-    if not all(isinstance(each, Mapping) for each in value):
-        return False
-    return not any(name in _RESERVED_INSIDE_OR for each in value for name in each)
+    return all(isinstance(each, Mapping) and _RESERVED_INSIDE_OR.isdisjoint(each) for each in value)
 
 
 def _expand_or(value: list[Any], where: str, prefix: _Path) -> list[_Branch]:
@@ -346,11 +333,9 @@ def _expand_or(value: list[Any], where: str, prefix: _Path) -> list[_Branch]:
 
 
 def _joined(left: _Branch, right: _Branch, where: str) -> _Branch:
-    twice = left.keys() & right.keys()
-    if twice:
-        path = ".".join(min(twice))
-        message = f"{path!r} is given twice in one branch; EventBridge would use only the last"
-        raise ConfigError(where, message)
+    if twice := left.keys() & right.keys():
+        message = "is given twice in one branch; EventBridge would use only the last"
+        raise ConfigError(where, f"{'.'.join(min(twice))!r} {message}")
     return left | right
 
 
@@ -403,7 +388,8 @@ def _compile_value(value: object, where: str) -> _Leaf:
     if value is None or isinstance(value, bool):
         return _Leaf(other=lambda found: found is value)
     if isinstance(value, (int, float)):
-        _require_finite(value, where)
+        if isinstance(value, float) and not math.isfinite(value):  # which TOML has
+            raise _unexpected(where, "a finite number", value)
         return _Leaf(other=lambda found: _is_number(found) and found == value)
     if isinstance(value, Mapping):
         name, operand = _only_entry(value, where, _OPERATORS)
@@ -440,23 +426,16 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _require_finite(value: float, where: str) -> None:
-    if value - value != 0:  # inf or nan, which TOML has and JSON does not
-        raise _unexpected(where, "a finite number", value)
-
-
 def _threshold(value: object, where: str) -> float:
     """Return a number to compare with, which EventBridge stores as a 64-bit float."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise _unexpected(where, "a number", value)
-    _require_finite(value, where)
-    try:
-        exact = float(value) == value
-    except OverflowError:
-        exact = False
-    if not exact:
-        raise _unexpected(where, "a number that a 64-bit float can hold", value)
-    return value
+    with suppress(OverflowError):
+        if not math.isfinite(value):
+            raise _unexpected(where, "a finite number", value)
+        if float(value) == value:
+            return value
+    raise _unexpected(where, "a number that a 64-bit float can hold", value)
 
 
 # Compiling: operators -----------------------------------------------------------------
@@ -466,8 +445,7 @@ def _any_case(value: str) -> str:
     """
     Return a regular expression that matches either case of each character of *value*.
 
-    This is event-ruler's rule, and differs from comparing what ``lower`` or ``casefold``
-    return: ``ß`` matches ``ß`` and ``SS``, but ``ss`` never matches ``ß``.
+    Unlike ``casefold``, as in event-ruler: ``ß`` matches ``SS``, but ``ss`` never matches ``ß``.
     """
     cases = ({each, each.lower(), each.upper()} for each in value)
     return "".join(f"(?:{'|'.join(map(re.escape, sorted(case)))})" for case in cases)
@@ -635,11 +613,7 @@ def _compile_cidr(spec: object, where: str) -> _Leaf:
         hint = f"write the plain value {str(network.network_address)!r} instead"
         raise ConfigError(where, f"EventBridge does not accept a block of a single address; {hint}")
 
-    def test(found: str) -> bool:
-        its = _address(found)
-        return its is not None and its in network
-
-    return _Leaf(text=test)
+    return _Leaf(text=lambda text: (its := _address(text)) is not None and its in network)
 
 
 def _compile_exists(spec: object, where: str) -> _Leaf:

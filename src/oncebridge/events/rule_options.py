@@ -1,9 +1,4 @@
-"""
-Rules as the configuration writes them.
-
-Apart from `oncebridge.events.rules`, because a program that makes its rules itself needs neither the
-options nor what reads them.
-"""
+"""Rules as the configuration writes them; not needed by a program that makes its rules itself."""
 
 from collections.abc import Mapping
 from datetime import timedelta

@@ -3,8 +3,7 @@ The rules that define which events are the same.
 
 The first rule whose pattern matches an event applies; an event that no rule matches is
 identified by its content. A rule turns an event into a `Plan`: the keys to claim (one per
-tier, the identifying one last), how long each is remembered, and the entity whose newest
-state the event may change. Nothing here accesses a store.
+tier, the identifying one last) and the entity whose newest state the event may change.
 """
 
 import re
@@ -93,10 +92,9 @@ class Quiet(Struct, frozen=True):
 
 class Bare(Struct, frozen=True):
     """
-    Which details without an envelope a rule applies to.
+    Which details without an envelope a rule applies to: those that *match*.
 
-    They *match*, and none of *members* is null or empty. A pattern cannot check the latter for
-    an object, because for EventBridge only leaves exist.
+    None of *members* is null or empty, which a pattern cannot check for an object.
     """
 
     match: "Pattern"
@@ -115,11 +113,11 @@ class Rule(Struct, frozen=True, kw_only=True):
     """
     Which events are the same, among those that *match* and the details that match *bare*.
 
-    Without *tiers* the rule does not deduplicate: events are delivered, or, with *discard*,
-    dropped. *entity* is the subject of an event, for gateways that keep the events of one
-    entity in order; rules with the same text in *together* share the order of an entity that
-    they find by the same expression. A rule with a *guard* applies, before all other rules, to
-    the senders that the guard refuses, and to no other.
+    Without *tiers* events are delivered without deduplication, or, with *discard*, dropped.
+    *entity* is the subject of an event, for gateways that keep the events of one entity in
+    order; rules with the same *together* share the order of an entity that they find by the
+    same expression. A rule with a *guard* applies, before all others, only to the senders that
+    the guard refuses.
     """
 
     name: str
@@ -204,8 +202,8 @@ class Plan(Struct, frozen=True, gc=False):
         """
         The key that is sent to the sink, so that receivers can recognise duplicates.
 
-        If the identifying key can have several contents, it is made of key and content: a
-        content that was sent first and lost its claim must not hide the one that replaced it.
+        If a key can have several contents, it is made of both: a content that was sent first and
+        lost its claim must not hide the one that replaced it.
         """
         if not self.parts:
             return b""
@@ -217,16 +215,13 @@ class Plan(Struct, frozen=True, gc=False):
     @property
     def keep_ms(self) -> int:
         """How long records of unfinished events are kept: the longest window."""
-        if len(self.spans) == 1:
-            return self.spans[0].window_ms
         return max([span.window_ms for span in self.spans])
 
     def in_conflict(self, key: bytes) -> "Plan":
         """
         Return the plan for an event with another content under the same *key*.
 
-        It is treated as an event of its own: a key made of the key and the content replaces
-        the key, with the same window.
+        It is an event of its own: its key is made of both, with the same window.
         """
         parts, clashed = list(self.parts), self.clashed
         for at, part in enumerate(parts):
@@ -268,8 +263,7 @@ class RuleSet:
     The compiled rules of one route; *namespace* separates routes that share a store.
 
     With *ordered*, plans of rules with an entity have the key of its state; with *about*, they
-    have the entity. Events that no rule matches are remembered for *window*. Guards are checked
-    before all other rules, whatever their position.
+    have the entity. Events that no rule matches are remembered for *window*.
     """
 
     def __init__(
@@ -287,13 +281,10 @@ class RuleSet:
                 raise ConfigError("rules", f"two rules are named {name!r}; rename one of them")
         self.rules = tuple(rules)
         self.namespace = namespace
-        self._compiled = [
-            _CompiledRule(rule, namespace, ordered=ordered, about=about)
-            for rule in rules
-            if rule.guard is None
-        ]
+        compiled = partial(_CompiledRule, namespace=namespace, ordered=ordered, about=about)
+        self._compiled = [compiled(rule) for rule in rules if rule.guard is None]
         self._guards = [(rule, rule.guard) for rule in rules if rule.guard is not None]
-        self._default = _CompiledRule(Rule(name="default", tiers=(Tier(window=window),)), namespace)
+        self._default = compiled(Rule(name="default", tiers=(Tier(window=window),)))
         # Most patterns use only these two fields, and there are few pairs of them. A bare detail
         # has neither, so its planner is never cached.
         self._by_type = all(
@@ -304,8 +295,8 @@ class RuleSet:
         """By source and detail-type; empty if guards have to see each event."""
         self.apart = _apart(rules)
         """The argument for `oncebridge.events.event.parse` that makes most keys cheaper."""
-        compiled = [*self._compiled, self._default]
-        self.longest_ms = max(span.window_ms for each in compiled for span in each.spans)
+        rest = [*self._compiled, self._default]
+        self.longest_ms = max(span.window_ms for each in rest for span in each.spans)
         """The longest time for which any event is remembered."""
 
     def plan(self, event: Event) -> Plan:
@@ -317,6 +308,9 @@ class RuleSet:
 
     def terms(self, event: Event) -> Terms:
         """Return the terms of the rule that applies to *event*; a refused sender has none of its own."""
+        known = self.known_terms.get((event.source, event.detail_type))
+        if known is not None:
+            return known
         for rule, guard in self._guards:
             if guard.refusal(event):
                 return Terms(rule, self.plan)
@@ -326,9 +320,8 @@ class RuleSet:
         """
         Return the plan for any arrival, with a key also if it becomes a dead letter.
 
-        Such an arrival is identified by its bytes and the reason: a copy of it is a duplicate,
-        not a second dead letter. In *shadow* mode an event is delivered instead, unless its
-        sender is refused.
+        The key is made of its bytes and the reason: a copy of it is a duplicate, not a second
+        dead letter. In *shadow* mode an event is delivered instead, unless its sender is refused.
         """
         if isinstance(arrival, Unreadable):
             plan, reason = Plan(_UNREADABLE, "dead"), arrival.reason
@@ -349,10 +342,9 @@ class RuleSet:
         """
         Return a short hash of everything that decides which events have the same key.
 
-        It is the same in every process and on every version of Python. It must be equal for all
-        workers of a route: otherwise one event has two keys, and is delivered twice. It does not
-        include what changes no key: windows, the handling of conflicts, allowed senders, and the
-        names of rules without an entity.
+        It must be equal for all workers of a route: otherwise one event has two keys, and is
+        delivered twice. What changes no key is left out: windows, the handling of conflicts,
+        allowed senders, and the names of rules without an entity.
         """
         forms = [compiled.key_form() for compiled in self._compiled]
         return sha256(canonical([KEY_VERSION, forms])).hexdigest()[:12]
@@ -361,19 +353,18 @@ class RuleSet:
         kind = (event.source, event.detail_type)
         terms = self._found.get(kind)
         if terms is None:
-            terms = self._matching_rule(event).terms(*kind)
+            for compiled in self._compiled:
+                if compiled.rule.takes(event):
+                    break
+            else:
+                compiled = self._default
+            terms = compiled.terms(*kind)
             # Empty also means missing, null and other types, which a pattern distinguishes.
             if self._by_type and all(kind):
                 if len(self._found) >= _MOST_KINDS:  # senders can invent any number of sources
                     self._found.clear()
                 self._found[kind] = terms
         return terms
-
-    def _matching_rule(self, event: Event) -> "_CompiledRule":
-        for compiled in self._compiled:
-            if compiled.rule.takes(event):
-                return compiled
-        return self._default
 
 
 def _apart(rules: Sequence[Rule]) -> tuple[str, ...]:
@@ -418,13 +409,11 @@ class _CompiledRule:
     def key_form(self) -> dict[str, Any]:
         """Return the part of this rule in `RuleSet.key_fingerprint`, as JSON."""
         rule, bare = self.rule, self.rule.bare
+        tiers = [[_key_form(each.key), _key_form(c), each.check] for each, c in self._tiers]
         form: dict[str, Any] = {
             "match": rule.match.spec if rule.match else None,
             "bare": [bare.match.spec, sorted(bare.members)] if bare else None,
-            "tiers": [
-                [_key_form(tier.key), _key_form(content), tier.check]
-                for tier, content in self._tiers
-            ],
+            "tiers": tiers,
             "discard": rule.discard,
             "on_missing": rule.on_missing,
             "on_replay": rule.on_replay,
@@ -452,24 +441,19 @@ class _CompiledRule:
         )
 
     def plan(self, event: Event) -> Plan:
-        rule = self.rule
+        rule, namespace = self.rule, self._namespace
+        source = scoped_source(event.source, rule.scope)
         if not rule.tiers:
-            return self._plan_without_key(event)
-        namespace = self._namespace
+            if rule.discard:
+                return Plan(rule, "discard")
+            entity, *_ = self._entity_state(event, namespace, source)
+            return Plan(rule, "bypass", entity=entity, about=self._entity_key(event))
         if event.replay_name is not None:
             if rule.on_replay == "deliver":
                 return Plan(rule, "bypass", about=self._entity_key(event))
             if rule.on_replay == "separate":
                 namespace = f"{namespace}\0replay\0{event.replay_name}"
-        source = scoped_source(event.source, rule.scope)
         return self._plan_with_keys(event, namespace, source)
-
-    def _plan_without_key(self, event: Event) -> Plan:
-        if self.rule.discard:
-            return Plan(self.rule, "discard")
-        source = scoped_source(event.source, self.rule.scope)
-        entity, *_ = self._entity_state(event, self._namespace, source)
-        return Plan(self.rule, "bypass", entity=entity, about=self._entity_key(event))
 
     def _plan_with_keys(self, event: Event, namespace: str, source: str) -> Plan:
         rule = self.rule
@@ -478,13 +462,13 @@ class _CompiledRule:
         missing = False
         tiers = zip(self._tiers, self.spans, self._slides, strict=True)
         for (tier, content), span, slide_ms in tiers:
-            how: ContentKey | IdKey | FieldsKey = tier.key
-            parts = how.parts(event)
-            if parts is None:
+            for how in (tier.key, content, IdKey()):
+                parts = how.parts(event)
+                if parts is not None:
+                    break
                 missing = True
-                how, parts = _fallback_key(event, content)
-                if parts is None:
-                    continue
+            else:
+                continue
             if tier.check and content not in said:
                 said[content] = fingerprint(event, content=content, source=source)
             key = make_key(namespace, how.kind, source, event.detail_type, parts)
@@ -523,11 +507,9 @@ class _CompiledRule:
         parts = self._entity.parts(event)
         version = _version(self._version(event)) if self._version else None
         state = self._state(event) if self._state else None
-        if (
-            parts is None
-            or (self._version is not None and version is None)
-            or (self._state is not None and _is_missing_state(state))
-        ):
+        # An empty state is not missing.
+        lacks_state = self._state and state not in ({}, []) and holds_only_null(state)
+        if parts is None or (self._version and version is None) or lacks_state:
             return b"", None, b"", True
         # One state for all detail-types of the rule: they describe the same entity.
         key = make_key(namespace, b"entity", source, self._together, parts)
@@ -543,22 +525,6 @@ def _key_form(key: ContentKey | IdKey | FieldsKey) -> list[Any]:
     return [kind]
 
 
-def _fallback_key(
-    event: Event, content: ContentKey
-) -> tuple[ContentKey | IdKey, tuple[bytes, ...] | None]:
-    """Return a key for an event that lacks the configured one: the content, or else the id."""
-    parts = content.parts(event)
-    if parts is not None:
-        return content, parts
-    by_id = IdKey()
-    return by_id, by_id.parts(event)
-
-
-def _is_missing_state(state: Any) -> bool:
-    """Return True if a field of the state is missing; an empty state is not missing."""
-    return state is None or (state not in ({}, []) and holds_only_null(state))
-
-
 # Part of the key of the dead letter: do not change it.
 _MISSING = "rule {rule!r}: a field that the key needs is missing or null"
 
@@ -569,13 +535,11 @@ _INSTANT = re.compile(r"\d{4}-\d\d-\d\d(?!\d)", re.ASCII)
 
 def _version(value: Any) -> Version | None:
     """Return a version: a number, or an instant in ISO 8601; None for anything else."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return "number", value
     if isinstance(value, float):
         # The nearest double of an ExactFloat: versions that round to the same are both delivered.
         return "number", float(value)
+    if type(value) is int:
+        return "number", value
     if not isinstance(value, str) or not _INSTANT.match(value):
         return None
     try:

@@ -29,7 +29,7 @@ from oncebridge.base.secrets import Secret, find_weakness
 from oncebridge.errors import ConfigError
 from oncebridge.http.client_address import FailedAttempts, TooManyAttempts
 from oncebridge.http.jwt import JwtOptions, TokenRefused, TokenVerifier
-from oncebridge.http.server import Request, Response
+from oncebridge.http.server import Request, Response, refusal
 
 _log = logging.getLogger("oncebridge")
 
@@ -165,9 +165,7 @@ class RequestAuthenticator:
         realm = ", ".join(f'{kind} realm="oncebridge"' for kind in challenge)
         if error:
             realm += f', error="{error}"'
-        return Response(
-            401, b'{"error":"not authenticated"}', headers=(("WWW-Authenticate", realm),)
-        )
+        return refusal(401, "not authenticated", ("WWW-Authenticate", realm))
 
     def token(self, request: Request, client_address: str) -> Response:
         """
@@ -180,7 +178,7 @@ class RequestAuthenticator:
         given = [client.encode()] if "client_id" in form else []
         given += [base64_or_nothing(value) for value in _credentials(request, b"basic")]
         if form.get("grant_type") != ["client_credentials"]:
-            return Response(400, b'{"error":"unsupported_grant_type"}')
+            return refusal(400, "unsupported_grant_type")
         if len(given) != 1 or not _is_one_of(given[0], self._clients):
             return self._refused_client(client_address)
         expires = str(self._clock() // 1000 + _TOKEN_S).encode()
@@ -197,7 +195,7 @@ class RequestAuthenticator:
         except TooManyAttempts:
             return _TOO_OFTEN
         _log.warning("oncebridge.oauth_client_refused", extra={"peer": address})
-        return Response(401, b'{"error":"invalid_client"}', headers=_BASIC_CHALLENGE)
+        return refusal(401, "invalid_client", ("WWW-Authenticate", 'Basic realm="oncebridge"'))
 
     def _by_key(self, request: Request) -> bool:
         given = request.values(self._header) if self._keys else []
@@ -260,10 +258,10 @@ class RequestAuthenticator:
 
 
 _ACCEPTED_MEANWHILE: Final = TokenRefused("its key was not known yet", is_final=False)
-_CANNOT_JUDGE: Final = Response(
+_CANNOT_JUDGE: Final = refusal(
     503,
-    b'{"error":"the token cannot be judged yet: the keys of its issuer are being fetched"}',
-    headers=(("Retry-After", "1"),),
+    "the token cannot be judged yet: the keys of its issuer are being fetched",
+    ("Retry-After", "1"),
 )
 
 
@@ -297,7 +295,6 @@ def _reading(request: Request) -> bytes:
     return sha256(repr(said).encode()).digest()[:16]
 
 
-_BASIC_CHALLENGE: Final = (("WWW-Authenticate", 'Basic realm="oncebridge"'),)
 _TOO_OFTEN: Final = Response(
     429,
     b'{"error":"invalid_client","error_description":"too many wrong credentials; correct the '

@@ -54,10 +54,8 @@ _BODILESS_METHODS = frozenset({"GET", "HEAD"})
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})[ \r]")
 
-_MAX_HEAD: Final = 65536
-"""The maximum size of a response until its head is complete."""
-_CHECK_AFTER_S: Final = 0.05
-"""A connection that was idle for longer is checked before it is used."""
+_MAX_HEAD: Final = 65536  # the maximum size of a response until its head is complete
+_CHECK_AFTER_S: Final = 0.05  # a connection that was idle for longer is checked before it is used
 _REFUSALS = (
     *("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNSUPPORTED_CERTIFICATE", "UNKNOWN_CA"),
     *("CERTIFICATE_REVOKED", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN", "ACCESS_DENIED"),
@@ -101,25 +99,6 @@ class _ClientConnection(asyncio.Protocol):
 
     *waiter* is set exactly while a request is in progress.
     """
-
-    __slots__ = (
-        "_begun",
-        "_body",
-        "_complete",
-        "_headers",
-        "_is_first",
-        "_is_head",
-        "_keep",
-        "_keep_alive",
-        "_left",
-        "_parser",
-        "_pool",
-        "_seen",
-        "idle_s",
-        "idle_since",
-        "transport",
-        "waiter",
-    )
 
     def __init__(self, pool: "_Pool") -> None:
         self._pool = pool
@@ -245,9 +224,11 @@ class _ClientConnection(asyncio.Protocol):
             self._headers = {}  # interim; the final response follows
             self._begun = False
         else:
-            self._keep = self._parser.should_keep_alive() and (
-                not self._pool.requires_keep_alive or self._is_kept_alive()
-            )
+            self._keep = self._parser.should_keep_alive()
+            if self._pool.requires_keep_alive:
+                names = (b"connection", b"proxy-connection")
+                said = b",".join([self._headers.get(name, b"").lower() for name in names])
+                self._keep = self._keep and b"keep-alive" in said
             self._complete = True
 
     # --- the end of a request ----------------------------------------------------------
@@ -255,12 +236,8 @@ class _ClientConnection(asyncio.Protocol):
     def _finish_request(self) -> None:
         """Set the response, and return the connection to the pool if it can be reused."""
         waiter = cast("asyncio.Future[ClientResponse]", self.waiter)
-        body = self._body
-        answer = ClientResponse(
-            self._parser.get_status_code(),
-            self._headers,
-            body[0] if len(body) == 1 else b"".join(body),
-        )
+        status, body = self._parser.get_status_code(), b"".join(self._body)
+        answer = ClientResponse(status, self._headers, body)
         transport = self.transport
         if (
             self._keep
@@ -297,12 +274,6 @@ class _ClientConnection(asyncio.Protocol):
             self._keep = False
             self._finish_request()
 
-    def _is_kept_alive(self) -> bool:
-        return any(
-            b"keep-alive" in self._headers.get(name, b"").lower()
-            for name in (b"connection", b"proxy-connection")
-        )
-
     def _ends_at_close(self) -> bool:
         coding = self._headers.get(b"transfer-encoding", b"").lower()
         return b"content-length" not in self._headers and b"chunked" not in coding
@@ -321,7 +292,8 @@ class _Pool:
         self._open: dict[_ClientConnection, None] = {}
         self._idle: dict[_ClientConnection, None] = {}  # the most recently used last
         self._sweeper: asyncio.TimerHandle | None = None
-        self._all_closed: asyncio.Future[None] | None = None
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
 
     def bound_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop; looked up once, because Python 3.11 makes a system call for it."""
@@ -334,9 +306,8 @@ class _Pool:
         while self._idle:
             connection, _ = self._idle.popitem()
             rested_s = now - connection.idle_since
-            if rested_s < connection.idle_s and (
-                rested_s < _CHECK_AFTER_S or not connection.is_stale()
-            ):
+            is_fresh = rested_s < _CHECK_AFTER_S
+            if rested_s < connection.idle_s and (is_fresh or not connection.is_stale()):
                 return connection
             connection.abort()
         return None
@@ -360,6 +331,7 @@ class _Pool:
 
     def opened(self, connection: _ClientConnection) -> None:
         self._open[connection] = None
+        self._all_closed.clear()
 
     def forget(self, connection: _ClientConnection) -> None:
         """Do not use a connection again."""
@@ -368,22 +340,17 @@ class _Pool:
     def closed(self, connection: _ClientConnection) -> None:
         """Note that a connection is closed."""
         self._open.pop(connection, None)
-        if self._all_closed is not None and not self._open:
-            self._all_closed.set_result(None)
-            self._all_closed = None
+        if not self._open:
+            self._all_closed.set()
 
     async def aclose(self) -> None:
         self.is_closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
-        if not self._open:
-            return
         for connection in list(self._open):
             connection.transport.abort()
-        if self._all_closed is None:
-            self._all_closed = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._all_closed)
+        await self._all_closed.wait()
 
     def _sweep(self) -> None:
         """Close the connections that were idle too long; one timer serves all of them."""
@@ -445,7 +412,10 @@ class Client:
 
         Raise `ValueError`, and send nothing, if a header is invalid.
         """
-        return await self._send(self._write(body, headers, method))
+        start = self._starts.get(method)
+        if start is None:
+            start = self._starts[method] = self._start_line(method, self.target.path)
+        return await self._send(self._join(start, body, headers))
 
     async def request(
         self,
@@ -458,9 +428,8 @@ class Client:
         if not (path.startswith("/") and VISIBLE.fullmatch(path)):
             raise ValueError("a path starts with / and is percent-encoded")
         start = self._start_line(method, path)
-        request = self._join(
-            start, body, headers, has_length=bool(body) or method not in _BODILESS_METHODS
-        )
+        has_length = bool(body) or method not in _BODILESS_METHODS
+        request = self._join(start, body, headers, has_length=has_length)
         return await self._send(request, is_head=method == "HEAD")
 
     async def _send(self, request: bytes, *, is_head: bool = False) -> ClientResponse:
@@ -480,9 +449,6 @@ class Client:
 
     # --- the request -------------------------------------------------------------------
 
-    def _write(self, body: bytes, headers: Sequence[tuple[str, str]], method: str) -> bytes:
-        return self._join(self._starts.get(method) or self._start(method), body, headers)
-
     def _join(
         self,
         start: bytes,
@@ -500,10 +466,6 @@ class Client:
             lines += f"{name}: {value}\r\n"
         lines += f"Content-Length: {len(body)}\r\n\r\n" if has_length else "\r\n"
         return b"%b%b%b" % (start, lines.encode("latin-1"), body)
-
-    def _start(self, method: str) -> bytes:
-        self._starts[method] = written = self._start_line(method, self.target.path)
-        return written
 
     def _start_line(self, method: str, path: str) -> bytes:
         if not _TOKEN.fullmatch(method):

@@ -53,8 +53,7 @@ _MOST_KEYS: Final = 100
 _MOST_VERIFIED: Final = 1000
 _MOST_MISSED: Final = 1000
 _FETCH_S: Final = 10.0
-_LEAST_APART_S: Final = 30.0
-"""The minimum time between two fetches."""
+_LEAST_APART_S: Final = 30.0  # the minimum time between two fetches
 _KEPT_S: Final = (60.0, 600.0, 3600.0)
 """How long a set is used: the minimum, the default without max-age, and the maximum."""
 _WARN_MS: Final = 60_000
@@ -210,10 +209,8 @@ class _Provider:
         self._clock = clock
         self._on_change = on_change
         self._keys: tuple[_PublicKey, ...] | None = None
-        self._begun = 0
-        """The number of fetches that were started."""
-        self._fetched = 0
-        """The number of the last successful fetch."""
+        self._begun = 0  # the number of fetches that were started
+        self._fetched = 0  # the number of the last successful fetch
         self._missed: dict[str | UnsetType, int] = {}
         """The number of started fetches when a key was first missed."""
         self._failures = 0

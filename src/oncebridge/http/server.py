@@ -23,6 +23,7 @@ The states of a connection:
 import asyncio
 import errno
 import logging
+import os
 import re
 import socket
 import ssl
@@ -33,7 +34,6 @@ from datetime import timedelta
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from math import inf
-from operator import attrgetter
 from typing import Any, cast
 
 from httptools import (
@@ -149,22 +149,23 @@ _SERVER_HEADERS = frozenset(["content-length", "content-type", "transfer-encodin
 _BODILESS_STATUSES = frozenset([204, 304])
 
 
-def _refusal(status: int, why: str, *headers: tuple[str, str]) -> Response:
+def refusal(status: int, why: str, *headers: tuple[str, str]) -> Response:
+    """Return a response whose body has the reason *why*, which needs no escapes in JSON."""
     return Response(status, b'{"error":"%b"}' % why.encode(), headers=headers)
 
 
-_BAD_REQUEST = _refusal(400, "not a request that can be read safely")
-_TOO_SLOW = _refusal(408, "the request took too long to arrive")
-_NO_LENGTH = _refusal(411, "send Content-Length, or a chunked body")
-_BODY_TOO_LARGE = _refusal(413, "the body is too large")
-_NO_SUCH_EXPECTATION = _refusal(417, "only 100-continue can be expected")
-_HEAD_TOO_LARGE = _refusal(431, "the request line and headers are too large")
-_FAILED = _refusal(500, "internal error")
-_NO_SUCH_METHOD = _refusal(501, "no such method")
-_NO_SUCH_CODING = _refusal(501, "the only transfer coding is chunked")
-_NO_ROOM = _refusal(503, "too many connections", ("Retry-After", "1"))
-_NO_MEMORY = _refusal(503, "too many unfinished bodies", ("Retry-After", "1"))
-_NO_SUCH_VERSION = _refusal(505, "only HTTP/1.0 and HTTP/1.1 are supported")
+_BAD_REQUEST = refusal(400, "not a request that can be read safely")
+_TOO_SLOW = refusal(408, "the request took too long to arrive")
+_NO_LENGTH = refusal(411, "send Content-Length, or a chunked body")
+_BODY_TOO_LARGE = refusal(413, "the body is too large")
+_NO_SUCH_EXPECTATION = refusal(417, "only 100-continue can be expected")
+_HEAD_TOO_LARGE = refusal(431, "the request line and headers are too large")
+_FAILED = refusal(500, "internal error")
+_NO_SUCH_METHOD = refusal(501, "no such method")
+_NO_SUCH_CODING = refusal(501, "the only transfer coding is chunked")
+_NO_ROOM = refusal(503, "too many connections", ("Retry-After", "1"))
+_NO_MEMORY = refusal(503, "too many unfinished bodies", ("Retry-After", "1"))
+_NO_SUCH_VERSION = refusal(505, "only HTTP/1.0 and HTTP/1.1 are supported")
 
 
 class Server:
@@ -194,8 +195,11 @@ class Server:
         self.handler = handler
         self.screen = screen
         self.bounds = bounds
+        self.head_s = bounds.head_time.total_seconds()
+        self.body_s = bounds.body_time.total_seconds()
+        self.idle_s = bounds.idle_time.total_seconds()
         self.stopping = False
-        self._spare_paths = frozenset(spare)
+        self.spare_paths = frozenset(spare)
         self._tls = tls
         self._host = host
         self._port = port
@@ -206,9 +210,8 @@ class Server:
         self._per_peer: Counter[str] = Counter()  # of the served connections
         self._spare: dict[_ServerConnection, None] = {}
         self._rejected: dict[_ServerConnection, None] = {}
-        self._bodies: dict[
-            _ServerConnection, int
-        ] = {}  # bytes of incomplete bodies, the oldest first
+        # Bytes of incomplete bodies, the oldest first.
+        self._bodies: dict[_ServerConnection, int] = {}
         self._body_bytes = 0
         self._all_closed = asyncio.Event()
         self._all_closed.set()
@@ -271,16 +274,12 @@ class Server:
         if has_room:
             self._served[connection] = None
             self._per_peer[peer] += 1
-        elif self._spare_paths and (len(self._spare) < _MAX_SPARE or self._make_room(self._spare)):
+        elif self.spare_paths and (len(self._spare) < _MAX_SPARE or self._make_room(self._spare)):
             has_room = connection.is_spare = True
             self._spare[connection] = None
         else:
             self._rejected[connection] = None
         return has_room
-
-    def is_spare_for(self, path: str) -> bool:
-        """Return True if a connection beyond the limit may request *path*."""
-        return path in self._spare_paths
 
     def unregister(self, connection: "_ServerConnection") -> None:
         self._release_place(connection)
@@ -289,35 +288,27 @@ class Server:
             self._all_closed.set()
 
     def note_body_size(self, connection: "_ServerConnection", size: int) -> None:
-        """
-        Note that *connection* has *size* bytes of an incomplete body; 0 when it is complete.
-
-        Beyond the limit, the oldest incomplete body is refused, so that clients which never
-        complete their bodies do not block those that do.
-        """
+        """Note that *connection* has *size* bytes of an incomplete body; 0 when it is complete."""
         self._body_bytes += size - self._bodies.get(connection, 0)
         if not size:
             self._bodies.pop(connection, None)
             return
         self._bodies[connection] = size
+        # Clients that never complete their bodies must not block those that do.
         while self._body_bytes > self.bounds.max_bodies:
-            next(iter(self._bodies)).refuse_body()
+            next(iter(self._bodies)).refuse(_NO_MEMORY)
 
     # --- inside --------------------------------------------------------------------------
 
     def _all(self) -> "list[_ServerConnection]":
         return [*self._served, *self._spare, *self._rejected]
 
-    def _accepted(self) -> int:
-        connected = len(self._served) + len(self._spare) + len(self._rejected)
-        return connected + len(self._handshakes)
-
     def _make_room(self, connections: "Iterable[_ServerConnection]") -> bool:
         """Close the connection that is idle longest; return False if none is idle."""
         waiting = [one for one in connections if one.is_waiting]
         if not waiting:
             return False
-        oldest = min(waiting, key=_waiting_since)
+        oldest = min(waiting, key=lambda one: one.waiting_since)
         self._release_place(oldest)
         self._rejected[oldest] = None
         oldest.make_room()
@@ -370,16 +361,13 @@ class Server:
                 self._accept_paused = True
                 loop.remove_reader(listening)
                 return
-            if self._accepted() >= most and not self._abort_oldest():
+            if len(self._all()) + len(self._handshakes) >= most and not self._abort_oldest():
                 client.close()
                 continue
             client.setblocking(False)
             task = loop.create_task(self._set_up_connection(client))
             self._handshakes[task] = None
-            task.add_done_callback(self._handshake_done)
-
-    def _handshake_done(self, task: asyncio.Task[None]) -> None:
-        self._handshakes.pop(task, None)
+            task.add_done_callback(lambda task: self._handshakes.pop(task, None))
 
     async def _set_up_connection(self, client: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -389,7 +377,7 @@ class Server:
                 lambda: _ServerConnection(self, loop, is_tls=is_tls),
                 client,
                 ssl=self._tls,
-                ssl_handshake_timeout=self.bounds.head_time.total_seconds() if is_tls else None,
+                ssl_handshake_timeout=self.head_s if is_tls else None,
                 ssl_shutdown_timeout=_LINGER_S if is_tls else None,
             )
         except ssl.SSLError as error:
@@ -408,8 +396,7 @@ class Server:
 
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
-        bounds = self.bounds
-        shortest = min(bounds.head_time, bounds.body_time, bounds.idle_time).total_seconds()
+        shortest = min(self.head_s, self.body_s, self.idle_s)
         self._next_sweep = loop.call_later(min(1.0, shortest / 4), self._sweep)
         now = loop.time()
         for connection in self._all():
@@ -418,9 +405,6 @@ class Server:
         if self._accept_paused:
             self._accept_paused = False
             self._start_accepting()
-
-
-_waiting_since = attrgetter("waiting_since")
 
 
 def _names(certificate: dict[str, Any] | None) -> frozenset[str]:
@@ -437,58 +421,13 @@ def _names(certificate: dict[str, Any] | None) -> frozenset[str]:
 class _ServerConnection(asyncio.Protocol):
     """One client, one request at a time."""
 
-    __slots__ = (
-        "_advancing",
-        "_at",
-        "_blocked",
-        "_body",
-        "_body_s",
-        "_certified",
-        "_client_done",
-        "_complete",
-        "_data",
-        "_framing",
-        "_handler",
-        "_head",
-        "_head_s",
-        "_headers",
-        "_idle_s",
-        "_is_head",
-        "_is_http11",
-        "_is_tls",
-        "_keep_alive",
-        "_left",
-        "_line",
-        "_max_body",
-        "_max_head",
-        "_number",
-        "_paused",
-        "_peer",
-        "_screen",
-        "_server",
-        "_state",
-        "_time",
-        "_transport",
-        "address",
-        "deadline",
-        "is_spare",
-        "waiting_since",
-    )
-
     def __init__(
         self, server: Server, loop: asyncio.AbstractEventLoop, *, is_tls: bool = False
     ) -> None:
-        bounds = server.bounds
         self._server = server
+        self._bounds = server.bounds
         self._time = loop.time
         self._is_tls = is_tls
-        self._handler = server.handler
-        self._screen = server.screen
-        self._max_head = bounds.max_head
-        self._max_body = bounds.max_body
-        self._head_s = bounds.head_time.total_seconds()
-        self._body_s = bounds.body_time.total_seconds()
-        self._idle_s = bounds.idle_time.total_seconds()
         self._transport: asyncio.Transport
         self._peer = ""
         self._certified: frozenset[str] = frozenset()
@@ -526,12 +465,12 @@ class _ServerConnection(asyncio.Protocol):
             self._certified = _names(transport.get_extra_info("peercert"))
         self.address = _peer_group(self._peer)
         self.waiting_since = self._time()
-        self.deadline = self.waiting_since + self._head_s
+        self.deadline = self.waiting_since + self._server.head_s
         has_room = self._server.register(self)
         if self._server.stopping:
             self.abort()
         elif not has_room:
-            self._refuse(_NO_ROOM)
+            self.refuse(_NO_ROOM)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
         self._state = _CLOSED
@@ -558,7 +497,7 @@ class _ServerConnection(asyncio.Protocol):
             self._client_done = True
             return True  # it may still read
         self._state = _CLOSED
-        self.deadline = self._time() + self._body_s
+        self.deadline = self._time() + self._server.body_s
         return False
 
     def pause_writing(self) -> None:
@@ -585,9 +524,6 @@ class _ServerConnection(asyncio.Protocol):
         if self._state <= _HEAD:
             self.abort()
 
-    def refuse_body(self) -> None:
-        self._refuse(_NO_MEMORY)
-
     def abort(self) -> None:
         self._state = _CLOSED
         self._transport.abort()
@@ -595,7 +531,7 @@ class _ServerConnection(asyncio.Protocol):
     def time_out(self) -> None:
         """Handle a deadline that has passed."""
         if self._state in (_HEAD, _BODY, _CHUNKS):
-            self._refuse(_TOO_SLOW)
+            self.refuse(_TOO_SLOW)
         elif self._state in (_IDLE, _LINGERING):
             self._close()
         else:
@@ -630,28 +566,29 @@ class _ServerConnection(asyncio.Protocol):
         data, at = self._data, self._at
         while data.startswith(b"\r\n", at):  # some clients end a body with one too many
             at += 2
+        self._is_http11, self._is_head = True, False
         end = data.find(b"\r\n\r\n", at) + 4
         if end < 4:
             self._at = at
             return self._await_head(data[at:])
         self._at = end
-        self._is_http11, self._is_head = True, False
-        refused = _HEAD_TOO_LARGE if end - at > self._max_head else self._parse_head(data[at:end])
+        refused = (
+            _HEAD_TOO_LARGE if end - at > self._bounds.max_head else self._parse_head(data[at:end])
+        )
         if refused is not None:
-            self._refuse(refused)
+            self.refuse(refused)
         return refused is None
 
     def _await_head(self, part: bytes) -> bool:
-        self._is_http11, self._is_head = True, False
-        if len(part) >= self._max_head:
-            self._refuse(_HEAD_TOO_LARGE)
+        if len(part) >= self._bounds.max_head:
+            self.refuse(_HEAD_TOO_LARGE)
         elif part and part != b"\r":
             # Refuse other protocols, such as TLS, at once.
             if not 65 <= part[0] <= 90 or part.count(b"\n") != part.count(b"\r\n"):
-                self._refuse(_BAD_REQUEST)
+                self.refuse(_BAD_REQUEST)
             elif self._state == _IDLE:
                 self._state = _HEAD
-                self.deadline = self._time() + self._head_s
+                self.deadline = self._time() + self._server.head_s
         return False
 
     def _parse_head(self, head: bytes) -> Response | None:
@@ -697,7 +634,9 @@ class _ServerConnection(asyncio.Protocol):
         if (self._is_http11 and host is None) or (host and host.translate(None, _HOST_BYTES)):
             return _BAD_REQUEST
         if b"connection" in said:
-            self._apply_connection_header(said[b"connection"])
+            wishes = {wish.strip() for wish in said[b"connection"].lower().split(b",")}
+            is_kept = self._is_http11 or b"keep-alive" in wishes
+            self._keep_alive = is_kept and b"close" not in wishes
         coding = said.get(b"transfer-encoding")
         if coding is not None:
             coding = coding.lower()
@@ -711,21 +650,16 @@ class _ServerConnection(asyncio.Protocol):
         expected = said.get(b"expect", b"").lower() if self._is_http11 else b""
         return self._admit(length, expected, is_chunked=coding is not None)
 
-    def _apply_connection_header(self, wishes: bytes) -> None:
-        said = [wish.strip() for wish in wishes.lower().split(b",")]
-        if b"close" in said:
-            self._keep_alive = False
-        elif b"keep-alive" in said and not self._is_http11:
-            self._keep_alive = True
-
     def _admit(
         self, declared: bytes | None, expected: bytes, *, is_chunked: bool
     ) -> Response | None:
-        if self.is_spare and not self._server.is_spare_for(self._head[1]):
+        if self.is_spare and self._head[1] not in self._server.spare_paths:
             return _NO_ROOM
-        if self._screen is not None:
+        if self._server.screen is not None:
             try:
-                refused = self._screen(Request(*self._head, b"", self._peer, self._certified))
+                refused = self._server.screen(
+                    Request(*self._head, b"", self._peer, self._certified)
+                )
             except Exception as error:  # noqa: BLE001 - the client gets a response in any case
                 refused = _failed(error)
             if refused is not None:
@@ -734,19 +668,17 @@ class _ServerConnection(asyncio.Protocol):
             # Without a length the body would be read as empty, and its events lost.
             return _NO_LENGTH
         length = int(declared or 0)
-        if length > self._max_body:
+        if length > self._bounds.max_body:
             return _BODY_TOO_LARGE
         if expected and expected != b"100-continue":
             return _NO_SUCH_EXPECTATION
         data, at = self._data, self._at
-        if (
-            not is_chunked and len(data) - at >= length
-        ):  # all here: the usual case, so the quick one
+        if not is_chunked and len(data) - at >= length:  # all here, as usual
             self._at = at + length
             self._handle(data[at : at + length])
             return None
         self._state = _CHUNKS if is_chunked else _BODY
-        self.deadline = self._time() + self._body_s
+        self.deadline = self._time() + self._server.body_s
         self._left, self._line, self._framing = length, _SIZE, 0
         if expected and at == len(data):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -785,20 +717,20 @@ class _ServerConnection(asyncio.Protocol):
                 return True
             refused = self._read_chunk_line(line)
             if refused is not None:
-                self._refuse(refused)
+                self.refuse(refused)
                 return False
         self._at = at
         return False
 
     def _await_line(self, part: bytes) -> bool:
-        if self._line == _TRAILER and self._framing + len(part) > self._max_head:
-            self._refuse(_HEAD_TOO_LARGE)
+        if self._line == _TRAILER and self._framing + len(part) > self._bounds.max_head:
+            self.refuse(_HEAD_TOO_LARGE)
         elif (
             b"\n" in part
             or (self._line == _SIZE and len(part) > _MAX_LINE + 1)
             or (self._line == _END_OF_CHUNK and part != b"\r")
         ):
-            self._refuse(_BAD_REQUEST)
+            self.refuse(_BAD_REQUEST)
         return False
 
     def _read_chunk_line(self, line: bytes) -> Response | None:
@@ -808,17 +740,15 @@ class _ServerConnection(asyncio.Protocol):
             self._line = _SIZE
             return _BAD_REQUEST if line else None
         if self._line == _TRAILER:  # checked, and dropped
-            if self._framing > self._max_head:
+            if self._framing > self._bounds.max_head:
                 return _HEAD_TOO_LARGE
             return None if _FIELD.fullmatch(line) else _BAD_REQUEST
         found = _CHUNK.fullmatch(line)
         if found is None or len(line) > _MAX_LINE:
             return _BAD_REQUEST
         size = int(found[1], 16)
-        if (
-            len(self._body) + size > self._max_body
-            or self._framing > self._max_body + _FRAMING_BYTES
-        ):
+        most = self._bounds.max_body
+        if len(self._body) + size > most or self._framing > most + _FRAMING_BYTES:
             return _BODY_TOO_LARGE
         self._left = size
         if not size:
@@ -835,11 +765,11 @@ class _ServerConnection(asyncio.Protocol):
             self._drop_body()
         request = Request(*self._head, body, self._peer, self._certified)
         try:
-            self._handler(request, partial(self._answer, self._number))
+            self._server.handler(request, partial(self._answer, self._number))
         except Exception as error:  # noqa: BLE001 - the client gets a response in any case
             failed = _failed(error)
             if self._state == _BUSY:
-                self._refuse(failed)
+                self.refuse(failed)
             elif self._state < _LINGERING:
                 self._linger()
 
@@ -855,7 +785,7 @@ class _ServerConnection(asyncio.Protocol):
                 self._close()
         elif self._blocked:
             self._state = _BLOCKED
-            self.deadline = self._time() + self._body_s
+            self.deadline = self._time() + self._server.body_s
         else:
             self._await_request()
 
@@ -863,7 +793,7 @@ class _ServerConnection(asyncio.Protocol):
         """Wait for the next request, which may have arrived already."""
         self._state = _IDLE
         self.waiting_since = self._time()
-        self.deadline = self.waiting_since + self._idle_s
+        self.deadline = self.waiting_since + self._server.idle_s
         if self._advancing:
             return
         if self._data:
@@ -885,7 +815,7 @@ class _ServerConnection(asyncio.Protocol):
         self._transport.write(answer)
         return keeps
 
-    def _refuse(self, response: Response) -> None:
+    def refuse(self, response: Response) -> None:
         self._write(response, keeps=False)
         self._linger()
 
@@ -910,7 +840,7 @@ class _ServerConnection(asyncio.Protocol):
     def _close(self) -> None:
         self._discard_input()
         self._state = _CLOSED
-        self.deadline = self._time() + self._body_s
+        self.deadline = self._time() + self._server.body_s
         self._transport.close()
 
     def _discard_input(self) -> None:
@@ -1017,11 +947,8 @@ def _start(status: int, content_type: str) -> bytes:
 
 def _fields(headers: tuple[tuple[str, str], ...]) -> bytes:
     for name, value in headers:
-        if (
-            not _NAME.fullmatch(name)
-            or name.lower() in _SERVER_HEADERS
-            or not _VALUE.fullmatch(value)
-        ):
+        is_valid = _NAME.fullmatch(name) and _VALUE.fullmatch(value)
+        if not is_valid or name.lower() in _SERVER_HEADERS:
             raise ValueError("a header must be a name that the server does not set, and one line")
     return "".join(f"{name}: {value}\r\n" for name, value in headers).encode("latin-1")
 
@@ -1041,7 +968,9 @@ async def _listen(host: str, port: int) -> list[socket.socket]:
         if listening:  # port 0 was asked for, and the first has picked one
             address = (address[0], listening[0].getsockname()[1], *address[2:])  # noqa: PLW2901
         try:
-            listening.append(_listener(family, address))
+            sock = socket.create_server(address, family=family, backlog=1024)
+            sock.setblocking(False)
+            listening.append(sock)
         except OSError as error:
             # A name may have an IPv6 address although this machine has no IPv6.
             if problem is None or error.errno not in _NOT_LOCAL:
@@ -1065,21 +994,6 @@ async def _addresses(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
     return list(dict.fromkeys((entry[0], entry[4]) for entry in found))
 
 
-def _listener(family: int, address: tuple[Any, ...]) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.bind(address)
-        sock.listen(1024)
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
 def _advice(problem: OSError) -> str:
     match problem.errno:
         case errno.EADDRINUSE:
@@ -1092,4 +1006,4 @@ def _advice(problem: OSError) -> str:
         case errno.EACCES | errno.EPERM:
             return "ports below 1024 need special privileges; choose 1024 or above"
         case _:
-            return f"cannot listen there ({problem.strerror})"
+            return f"cannot listen there ({os.strerror(problem.errno or 0)})"

@@ -9,11 +9,13 @@ inbox, which makes batches of them.
 """
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Protocol
 
 from msgspec import Struct
 
 from oncebridge.base.clock import Clock, Dice
+from oncebridge.base.durations import format_duration
 from oncebridge.engine.router import OnAnswer, Router
 from oncebridge.stores.api import Store
 
@@ -55,6 +57,16 @@ class Host(Struct, frozen=True):
     context: TraceparentReader | None = None
     """If events are traced: reads their trace headers; see `oncebridge.events.trace_context`."""
 
+    def outlasted_window(self, retention: timedelta) -> dict[str, str]:
+        """Return the shortest window and *retention*, if that is longer; otherwise nothing."""
+        gateways = self.router.gateways
+        windows = [gateway.settings.window for gateway in gateways]
+        for gateway in gateways:
+            windows += [tier.window for rule in gateway.rules.rules for tier in rule.tiers]
+        window = min(windows)
+        times = {"retention": retention, "window": window} if retention > window else {}
+        return {name: format_duration(time) for name, time in times.items()}
+
 
 class Source(Protocol):
     """A source of events, as the service uses it."""
@@ -73,7 +85,7 @@ class Source(Protocol):
 
     def progress(self) -> tuple[int, int] | None:
         """Return the position and the total, if they are known."""
-        ...
+        return None
 
     async def aclose(self) -> None:
         """Close sockets and files; safe to repeat."""

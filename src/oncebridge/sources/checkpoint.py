@@ -6,12 +6,11 @@ continues from it; its value is the position. It is in the same store as the key
 the source starts again, which is what the lost keys need, too.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable
 
-from msgspec import Struct
-
-from oncebridge.base.clock import Dice
-from oncebridge.errors import OncebridgeError, StoreUnavailable
+from oncebridge.base.clock import Dice, wait_until_set
+from oncebridge.errors import OncebridgeError, StoreError, StoreUnavailable
 from oncebridge.events.key import make_key
 from oncebridge.stores.api import Extensions, NoAnswer, Reply, Store
 from oncebridge.stores.cell import CellBusy, Cells, Hold, value_or_raise
@@ -27,16 +26,6 @@ class CheckpointTaken(OncebridgeError):
             f"{name}: another process is reading it; its claim ends in {left_s:.0f} s at the earliest"
         )
         self.left_s = left_s
-
-
-class CheckpointState(Struct, frozen=True, gc=False):
-    """The state of a checkpoint at one moment."""
-
-    place: bytes
-    is_held: bool
-    """A worker holds it, until *until_ms* unless it is extended."""
-    until_ms: int
-    """In the store's time. If no worker holds it: when it was released."""
 
 
 class Checkpoint:
@@ -64,6 +53,8 @@ class Checkpoint:
         self._lease_ms = lease_ms
         self._keeps = {self.key: keep_ms}
         self._hold: Hold
+        self.held_until_s = 0.0
+        """When the lease ends, by the running loop's clock."""
 
     async def take(self) -> bytes:
         """Claim it and return the position; empty if there is none yet. Raise `CheckpointTaken`."""
@@ -72,25 +63,44 @@ class Checkpoint:
             place = value_or_raise(hold.answers[self.key])
         except CellBusy as busy:
             raise CheckpointTaken(self._name, busy.left_ms / 1000) from None
-        self._hold = hold
+        self._hold, self.held_until_s = hold, hold.ends_s
         return place
 
     async def extend(self) -> None:
         """Extend the claim; raise `CheckpointTaken` if another worker has taken over."""
+        ends_s = asyncio.get_running_loop().time() + self._lease_ms / 1000
         request = Extensions([self.key], self._hold.tokens[self.key], self._lease_ms)
         (answer,) = await self._store.extend(request)
         if isinstance(answer, NoAnswer):
             raise StoreUnavailable(answer.reason)
-        if answer is not Reply.EXTENDED:
-            # Perhaps only an answer was lost, and no worker holds it.
+        if answer is Reply.EXTENDED:
+            self.held_until_s = ends_s
+        else:  # perhaps only an answer was lost, and no worker holds it
             await self.take()
 
     async def save(self, place: bytes) -> None:
         """Record the position and keep the claim; raise `CheckpointTaken` if another worker has it."""
-        if not await self._release(place):
-            await self.take()
-            await self._release(place)
+        await self.release(place)
         await self.take()
+
+    async def keep(
+        self, place: Callable[[], bytes], over: asyncio.Event, *, every_s: float
+    ) -> None:
+        """
+        Save the position whenever it has changed, and extend the claim, until *over*.
+
+        Raise `CheckpointTaken` if another worker has taken over.
+        """
+        now_s, saved = asyncio.get_running_loop().time, place()
+        while not await wait_until_set(over, every_s):
+            try:
+                if (current := place()) != saved:
+                    await self.save(current)
+                    saved = current
+                elif self.held_until_s - now_s() <= self._lease_ms / 1500:
+                    await self.extend()
+            except StoreError:
+                pass  # the lease lasts a while, and events that are read twice are duplicates
 
     async def release(self, place: bytes) -> None:
         """Record the position and release the claim, so that other workers can continue."""
@@ -109,14 +119,3 @@ class Checkpoint:
         if isinstance(answer, NoAnswer):
             raise StoreUnavailable(answer.reason)
         return answer is Reply.RELEASED
-
-
-async def read_states(store: Store, checkpoints: Sequence[Checkpoint]) -> list[CheckpointState]:
-    """Return the states of several checkpoints, without claiming any."""
-    records = await store.peek([checkpoint.key for checkpoint in checkpoints])
-    return [
-        CheckpointState(record.memo, bool(record.token), record.until_ms)
-        if record is not None
-        else CheckpointState(b"", is_held=False, until_ms=0)
-        for record in records
-    ]

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -33,8 +33,7 @@ from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
 from oncebridge.sources.pump import Pump, SourceRecord
 
 _T = TypeVar("_T")
-_Place = tuple[int, int]
-"""The position after a record, and its last line."""
+_Place = tuple[int, int]  # the position after a record, and its last line
 _log = logging.getLogger("oncebridge")
 
 _SAMPLE = 4096
@@ -62,16 +61,14 @@ class FileSource:
         self._path = path
         self._options = options or FileSourceOptions()
         self._file: BinaryIO | None = None
-        self._records: RecordReader | None = None
+        self._records: RecordReader
         self._pump: Pump[_Place | None] | None = None
         self._checkpoint: Checkpoint | None = None
-        self._host: Host | None = None
-        self._reader = _ReaderThread()
+        self._host: Host
         self._is_packed = False
         self._place: _Place = (0, 0)
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
-        self._taken: CheckpointTaken | None = None
         self.resumed_at = 0
         """The line at which a stopped run was resumed; 0: at the beginning."""
 
@@ -94,7 +91,7 @@ class FileSource:
             try:
                 self._file = self._path.open("rb")
             except OSError as error:
-                why = os.strerror(error.errno) if error.errno else type(error).__name__
+                why = error.strerror or type(error).__name__
                 raise ConfigError("source", f"file:{self._path}: {why}") from None
         self._pump = Pump(
             host.router, self._on_answer, in_order=self._path is not None, batch=host.batch
@@ -104,18 +101,23 @@ class FileSource:
         assert self._pump is not None  # noqa: S101 - open before
         if self._path is not None and not await self._resume():
             return
-        keeping = asyncio.create_task(self._keep_checkpoint())
-        if self._checkpoint is not None:
-            # If the checkpoint is not kept any more, nothing more is read.
-            keeping.add_done_callback(lambda _: self.stop())
+        if self._checkpoint is None:
+            await self._pump.run(self._take)
+            return
+        keeping = asyncio.create_task(
+            self._checkpoint.keep(self._write_place, self._ended, every_s=_SAVE_EVERY_S)
+        )
+        # If the checkpoint is not kept any more, nothing more is read.
+        keeping.add_done_callback(lambda _: self.stop())
         try:
             await self._pump.run(self._take)
         finally:
             self._ended.set()
-            await keeping
-            await self._release_checkpoint()
-        if self._taken is not None:
-            raise self._taken
+            (taken,) = await asyncio.gather(keeping, return_exceptions=True)
+            if taken is None:
+                await self._release_checkpoint(self._checkpoint, at_end=self._pump.is_through)
+        if taken is not None:
+            raise taken
 
     def stop(self) -> None:
         self._stopping.set()
@@ -134,11 +136,7 @@ class FileSource:
     # --- reading -----------------------------------------------------------------------
 
     async def _take(self) -> list[SourceRecord[_Place | None]] | None:
-        assert self._host is not None  # noqa: S101
-        assert self._records is not None  # noqa: S101
-        records = await self._reader.run(
-            partial(self._records.read, self._host.batch, _BATCH_BYTES)
-        )
+        records = await _in_thread(partial(self._records.read, self._host.batch, _BATCH_BYTES))
         # The position is recorded for whole batches: each save releases the claim for a moment.
         return [_record_of(record, is_last=record is records[-1]) for record in records] or None
 
@@ -150,7 +148,6 @@ class FileSource:
 
     async def _resume(self) -> bool:
         """Claim the checkpoint and find the position; return False if stopped meanwhile."""
-        assert self._host is not None  # noqa: S101
         assert self._file is not None  # noqa: S101
         assert self._path is not None  # noqa: S101
         while not self._host.is_open():
@@ -184,40 +181,10 @@ class FileSource:
         self._records = RecordReader(self._file, start=offset, line=self.resumed_at or 1)
         return True
 
-    async def _keep_checkpoint(self) -> None:
-        """Record the position and keep the claim on the checkpoint, until the run has ended."""
-        assert self._pump is not None  # noqa: S101
-        if self._checkpoint is None:
-            return
-        now_s = asyncio.get_running_loop().time
-        saved, held_s = self._place, now_s()
-        while not await wait_until_set(self._ended, _SAVE_EVERY_S):
-            place, began_s = self._place, now_s()
-            try:
-                if place != saved:
-                    await self._checkpoint.save(self._write_place())
-                elif began_s - held_s >= _LEASE_MS / 3000:
-                    await self._checkpoint.extend()
-                else:
-                    continue
-            except StoreError:
-                continue  # the lease lasts a while, and events that are read twice are duplicates
-            except CheckpointTaken as taken:
-                self._taken = taken
-                self._pump.stop()
-                return
-            saved, held_s = place, began_s
-
-    async def _release_checkpoint(self) -> None:
+    async def _release_checkpoint(self, checkpoint: Checkpoint, *, at_end: bool) -> None:
         """Release the checkpoint with the position, or delete it at the end of the file."""
-        assert self._pump is not None  # noqa: S101
-        if self._checkpoint is None or self._taken is not None:
-            return
         try:
-            if self._pump.is_through:
-                await self._checkpoint.clear()
-            else:
-                await self._checkpoint.release(self._write_place())
+            await (checkpoint.clear() if at_end else checkpoint.release(self._write_place()))
         except (StoreError, CheckpointTaken) as error:
             # The next run reads some events again, and finds duplicates.
             _log.warning("oncebridge.place_not_saved", extra={"error": str(error)})
@@ -257,34 +224,21 @@ def _digest(text: bytes) -> str:
     return blake2b(text, digest_size=16).hexdigest()
 
 
-class _ReaderThread:
+async def _in_thread(work: Callable[[], _T]) -> _T:
     """
-    Runs blocking work in a daemon thread.
+    Run blocking work in a daemon thread.
 
     A read from a terminal or a pipe ends when something is written there; a process that is
     stopped must not depend on that.
     """
+    result: Future[_T] = Future()
+    result.set_running_or_notify_cancel()  # so that it is not cancelled with the caller
 
-    async def run(self, work: Callable[[], _T]) -> _T:
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[_T] = loop.create_future()
+    def body() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised to the caller
+            result.set_exception(error)
 
-        def settle(value: _T | None, error: BaseException | None) -> None:
-            if result.done():
-                return
-            if error is not None:
-                result.set_exception(error)
-            else:
-                result.set_result(value)  # type: ignore[arg-type] # one of them is there
-
-        def body() -> None:
-            value, failure = None, None
-            try:
-                value = work()
-            except BaseException as error:  # noqa: BLE001 - raised to the caller
-                failure = error
-            with suppress(RuntimeError):  # the loop may be gone by now
-                loop.call_soon_threadsafe(settle, value, failure)
-
-        threading.Thread(target=body, name="oncebridge-file", daemon=True).start()
-        return await result
+    threading.Thread(target=body, name="oncebridge-file", daemon=True).start()
+    return await asyncio.wrap_future(result)

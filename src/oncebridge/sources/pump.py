@@ -2,8 +2,8 @@
 The pump: takes records from a source, and gives each of them one answer.
 
 Records that are put within one turn of the event loop are processed together, in batches. Large
-ones are parsed first, in turns (see `oncebridge.engine.cpu_turns`), so that they do not delay
-others. The answer to a record is final. What happens before it depends on the source:
+ones are parsed first, in turns (see `oncebridge.engine.cpu_turns`). The answer to a record is
+final. What happens before it depends on the source:
 
 - It retries by itself (HTTP, Lambda): every answer is final.
 - It is read to its end (a file, a spool, a shard): a record is retried here until it is
@@ -13,12 +13,10 @@ others. The answer to a record is final. What happens before it depends on the s
   counts.
 
 Meanwhile others are processed, unless they are in the same lane, or the router keeps entities in
-order. While no route accepts events, nothing more is read. A batch that ends in an unexpected
-error is retried record by record.
+order. While no route accepts events, nothing more is read.
 
 Lanes are the order that a source has: its FIFO groups and partition keys. They are kept here and
-not in the gateway, because a record keeps its place while it waits for a retry; the gateway has
-each record for one attempt only, and orders events by keys that it makes itself.
+not in the gateway, because a record keeps its place while it waits for a retry.
 """
 
 import asyncio
@@ -39,7 +37,7 @@ from msgspec.structs import replace
 from oncebridge.base.clock import wait_until_set
 from oncebridge.base.formatting import raised_at
 from oncebridge.engine.cpu_turns import SMALL, TURN_S
-from oncebridge.engine.router import UNEXPECTED_ERROR, Collector, OnAnswer, Router, RouterAnswer
+from oncebridge.engine.router import UNEXPECTED_ERROR, OnAnswer, Router, RouterAnswer
 from oncebridge.engine.verdict import Verdict
 from oncebridge.events.event import Event, Unreadable
 
@@ -47,16 +45,12 @@ _H = TypeVar("_H")
 _log = logging.getLogger("oncebridge")
 
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 30.0
-_EARLY_S: Final = 0.001
-"""A timer may fire a little early."""
-_LAST_LOOK_S: Final = 0.5
-"""Near the end of the time, busy events are not waited for: the gateway polls."""
+_EARLY_S: Final = 0.001  # a timer may fire a little early
+_LAST_LOOK_S: Final = 0.5  # before the end, busy events are not waited for: the gateway polls
 _MOST_UNEXPECTED_ERRORS, _RETRY_LATER_MS = 8, 300_000
-_MOST_UNTOLD = 100_000
-"""This many would be read again after a crash."""
+_MOST_UNTOLD = 100_000  # so many would be read again after a crash
 _SHARE_OF_LARGE: Final = 0.75
 """Large requests may take up this much of the capacity; the rest is for single records."""
-
 
 _FULL = RouterAnswer(
     acknowledge=False,
@@ -165,13 +159,11 @@ class Pump(Generic[_H]):
         self._ready: deque[SourceRecord[_H]] = deque()
         self._waiting: list[tuple[float, int, SourceRecord[_H]]] = []
         """A heap of records to retry, by the time when they are due."""
-        self._retrying = 0
-        """How many unfinished records have failed at least once."""
+        self._retrying = 0  # how many unfinished records have failed at least once
         self._numbers = count()
         self._tasks: set[asyncio.Task[None]] = set()
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._is_reading = False
         self._is_stopped = False
         self._is_cancelled = False
         self._is_closed = False
@@ -181,6 +173,7 @@ class Pump(Generic[_H]):
         self._error: Exception | None = None
         self._changed = asyncio.Event()
         self._room_made = asyncio.Event()
+        self._room_made.set()
         self.is_through = False
         """There is nothing more to read, and all that was read is acknowledged."""
 
@@ -233,15 +226,15 @@ class Pump(Generic[_H]):
         self._enqueue(records)
 
     def _parse(self, record: SourceRecord[_H]) -> None:
-        raw = record.raw
+        raw, origin = record.raw, record.origin
         if isinstance(raw, Unreadable):
             record.events = (raw,)
         elif self._unwraps:
             record.events = self._router.unwrap(raw)
         else:
             record.events = (self._router.read(raw),)
-        if record.origin:
-            record.events = [_with_origin(event, record.origin) for event in record.events]
+        if origin:
+            record.events = [_with_origin(event, origin) for event in record.events]
 
     def _enqueue(self, records: Sequence[SourceRecord[_H]]) -> None:
         if self._is_stopped:
@@ -272,10 +265,12 @@ class Pump(Generic[_H]):
         *leave_s* to end. If it raises, the records it returned before are still finished, and then
         the error is raised.
         """
-        self._is_reading = True
         readers = {asyncio.create_task(self._read_all(take, may_take)) for _ in range(takers)}
         try:
-            while not self._is_over(readers):
+            while not self._is_stopped:
+                is_reading = self._error is None and not all(reader.done() for reader in readers)
+                if not (is_reading or self._unfinished or self._tasks):
+                    break
                 self._changed.clear()
                 await self._changed.wait()
         except asyncio.CancelledError:
@@ -301,12 +296,6 @@ class Pump(Generic[_H]):
         for handle in (self._soon, self._timer):
             if handle is not None:
                 handle.cancel()
-
-    def _is_over(self, readers: "set[asyncio.Task[None]]") -> bool:
-        if self._is_stopped:
-            return True
-        is_reading = self._error is None and not all(reader.done() for reader in readers)
-        return not (is_reading or self._unfinished or self._tasks)
 
     async def _read_all(
         self,
@@ -430,22 +419,18 @@ class Pump(Generic[_H]):
 
     async def _bring(self, records: list[SourceRecord[_H]]) -> None:
         """Parse what is not parsed yet, and pass a batch to the router."""
-        within, patience = self._times()
-        if within is not None and not within:
-            for record in records:
-                record.is_running = False
-                self._finish(record, self._left_over)
-            return
+        within, patience = None, self._patience
+        if self._ends != inf:
+            left_s = max(self._ends - self._now(), 0.0)
+            if not left_s:
+                for record in records:
+                    record.is_running = False
+                    self._finish(record, self._left_over)
+                return
+            within = timedelta(seconds=left_s)
+            patience = min(patience, timedelta(seconds=max(left_s - _LAST_LOOK_S, 0.0)))
         events: list[Event | Unreadable] = []
-        owners: list[SourceRecord[_H] | Callable[[RouterAnswer], None]] = []
-
-        def answered(at: int, answer: RouterAnswer) -> None:
-            owner = owners[at]
-            if isinstance(owner, SourceRecord):
-                self._on_answer(owner, answer)
-            else:
-                owner(answer)
-
+        owners: list[Callable[[RouterAnswer], None]] = []
         in_place = self._retry is Retry.EVERYTHING
         for record in records:
             if not record.events:
@@ -453,34 +438,36 @@ class Pump(Generic[_H]):
             in_place = in_place or record.lane is not None
             events += record.events
             if len(record.events) == 1:
-                owners.append(record)
+                owners.append(partial(self._on_answer, record))
             else:
-                collector = Collector(len(record.events), partial(self._on_answers, record))
-                owners += [partial(collector.take, at) for at in range(len(record.events))]
+                answers: dict[int, RouterAnswer] = {}
+                take = partial(self._on_answer_of_several, record, answers)
+                owners += [partial(take, at) for at in range(len(record.events))]
         await self._router.process_each(
-            events, answered, within=within, patience=patience, in_place=in_place
+            events,
+            lambda at, answer: owners[at](answer),
+            within=within,
+            patience=patience,
+            in_place=in_place,
         )
-
-    def _times(self) -> tuple[timedelta | None, timedelta]:
-        """Return the time that is left, if it is limited, and how long to wait for busy keys."""
-        if self._ends == inf:
-            return None, self._patience
-        left_s = max(self._ends - self._now(), 0.0)
-        longest = timedelta(seconds=max(left_s - _LAST_LOOK_S, 0.0))
-        return timedelta(seconds=left_s), min(self._patience, longest)
 
     # --- out ---------------------------------------------------------------------------
 
-    def _on_answers(self, record: SourceRecord[_H], answers: Sequence[RouterAnswer]) -> None:
-        """Act on the answers to the events of one record; the first failure is its answer."""
-        failed = [
-            (event, answer)
-            for event, answer in zip(record.events, answers, strict=True)
-            if not answer.acknowledge
-        ]
+    def _on_answer_of_several(
+        self,
+        record: SourceRecord[_H],
+        answers: dict[int, RouterAnswer],
+        at: int,
+        answer: RouterAnswer,
+    ) -> None:
+        """Take the answer to an event of a record; the first failure is that of the record."""
+        answers[at] = answer
+        if len(answers) < len(record.events):
+            return
+        failed = [number for number in sorted(answers) if not answers[number].acknowledge]
         if failed:
-            record.events = [event for event, _ in failed]
-        self._on_answer(record, failed[0][1] if failed else answers[0])
+            record.events = [record.events[number] for number in failed]
+        self._on_answer(record, answers[failed[0] if failed else 0])
 
     def _on_answer(self, record: SourceRecord[_H], answer: RouterAnswer) -> None:
         """Act on the answer to a record: it is final, or the record is retried."""
@@ -505,11 +492,7 @@ class Pump(Generic[_H]):
             self._dispatch_soon()
 
     def _pause_s(self, answer: RouterAnswer, retries: int) -> float:
-        """
-        Return how many seconds to wait: as long as the answer says, or longer.
-
-        The pause grows with each retry.
-        """
+        """Return how many seconds to wait: as long as the answer says, or longer at each retry."""
         grown = max(_SHORTEST_PAUSE_S * 2.0 ** min(retries, 10), self._router.unavailable_s())
         return max(answer.retry_after_ms / 1000, min(grown, _LONGEST_PAUSE_S))
 
@@ -555,7 +538,7 @@ class Pump(Generic[_H]):
             _log.error("oncebridge.answer_failed", extra={"error": type(error).__name__})
 
     def _make_room(self) -> None:
-        if self._is_reading and self._has_room():
+        if not self._room_made.is_set() and self._has_room():
             self._room_made.set()
 
     async def aclose(self, within_s: float | None = None, leave_s: float | None = None) -> bool:
@@ -620,7 +603,7 @@ class PumpInbox:
         self._is_open = is_open
         self._pump = Pump[tuple[OnAnswer, int]](
             router,
-            _answer_sender,
+            lambda handle, answer: handle[0](handle[1], answer),
             retry=Retry.NOTHING,
             patience_s=0,
             batch=batch,
@@ -632,35 +615,26 @@ class PumpInbox:
     def put(self, raws: Sequence[bytes], answered: OnAnswer) -> None:
         size = sum(map(len, raws))
         share = 1.0 if size <= SMALL else _SHARE_OF_LARGE
-        refusal = None
         if self._pump.is_full(len(raws), size, share):
             refusal = _FULL
         elif rate_limited_s := self._router.rate_limited_s():
             refusal = replace(_RATE_LIMITED, retry_after_ms=int(rate_limited_s * 1000) + 1)
-        if refusal is None:
+        else:
             self._pump.put([SourceRecord((answered, at), raw) for at, raw in enumerate(raws)])
             return
         for at in range(len(raws)):
-            _answer_sender((answered, at), refusal)
+            answered(at, refusal)
 
     def not_ready(self, *, named: bool = True) -> list[str]:
         """Return why records are not accepted right now; *named*: with the routes' names."""
         reasons = [] if self._is_open() else ["the store is not available yet"]
-        found = [
-            f"{gateway.route}: {why}" if named else why
-            for gateway in self._router.gateways
-            for why in gateway.not_ready()
-        ]
-        return [*reasons, *(found if named else sorted(set(found)))]
+        for gateway in self._router.gateways:
+            reasons += [f"{gateway.route}: {why}" if named else why for why in gateway.not_ready()]
+        return reasons if named else sorted(set(reasons))
 
     async def aclose(self, within_s: float | None = None) -> None:
         """Wait for records in progress, and cancel those that are not done *within_s*."""
         await self._pump.aclose(within_s)
-
-
-def _answer_sender(handle: tuple[OnAnswer, int], answer: RouterAnswer) -> None:
-    answered, at = handle
-    answered(at, answer)
 
 
 def _look_again_s(unavailable_s: float) -> float:

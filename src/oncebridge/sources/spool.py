@@ -26,7 +26,7 @@ from msgspec import Struct
 from oncebridge.base.private_files import open_private
 from oncebridge.engine.router import OnAnswer, RouterAnswer
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
-from oncebridge.sources.api import Host
+from oncebridge.sources.api import Host, Source
 from oncebridge.sources.pump import Pump, SourceRecord
 from oncebridge.stores.sqlite.database import Disk, SQLiteFile, transaction, wal_limit
 
@@ -42,10 +42,8 @@ _TAKE = "SELECT number, raw FROM oncebridge_spool WHERE number > ? ORDER BY numb
 _MOST_AT_ONCE, _MOST_WAITING = 1000, 20_000
 _BATCH_BYTES = 4 * 1024 * 1024
 _TRY_AGAIN_S = 1.0
-_WARN_S = 60.0
-"""The least time between two warnings that nothing can be written."""
-_LOGS_IN_RESERVE = 4
-"""How many write-ahead logs have to fit into the space that is left free."""
+_WARN_S = 60.0  # the least time between two warnings that nothing can be written
+_LOGS_IN_RESERVE = 4  # how many write-ahead logs have to fit into the space that is left free
 
 SPOOLED = RouterAnswer(acknowledge=True, verdict=None)
 _FULL = RouterAnswer(
@@ -90,7 +88,7 @@ class _NoRoom(StoreUnavailable):
         self.problem = problem
 
 
-class Spool:
+class Spool(Source):
     """
     Stores records in the file at *path* until they are forwarded: an inbox and a source.
 
@@ -107,23 +105,19 @@ class Spool:
         self._writer: asyncio.Task[None] | None = None
         self._deleter: asyncio.Task[None] | None = None
         self._pump: Pump[int] | None = None
-        self._host: Host | None = None
+        self._batch = 0
         self._taken = 0
         self._filled = asyncio.Event()
         self._batch_bytes = _BATCH_BYTES
         self._reserve = 0
         """The space that is left free on the disk, so that records can still be deleted."""
-        self._problem: _WriteProblem | None = None
-        """Why the last write failed, if it did."""
-        self._needed = 0
-        """The number of bytes of that write."""
-        self._refused = 0
-        """Records that were refused since the last warning."""
+        self._problem: _WriteProblem | None = None  # why the last write failed, if it did
+        self._needed = 0  # the number of bytes of that write
+        self._refused = 0  # records that were refused since the last warning
         self._warn_at_s = 0.0
         self._has_warned = False
         self._prober: asyncio.Task[None] | None = None
-        self._undeleted: list[int] = []
-        """Records that are final but not deleted yet."""
+        self._undeleted: list[int] = []  # records that are final but not deleted yet
         self._is_closed = False
         self.depth = 0
         """The number of records in the spool."""
@@ -157,8 +151,9 @@ class Spool:
                         answered(at, answer)
                     except Exception as error:  # noqa: BLE001 - a source may raise anything
                         # Its type only: the text of an exception may quote the event.
-                        extra = {"error": type(error).__name__}
-                        _log.error("oncebridge.answer_failed", extra=extra)
+                        _log.error(
+                            "oncebridge.answer_failed", extra={"error": type(error).__name__}
+                        )
         finally:
             self._writer = None
 
@@ -178,9 +173,8 @@ class Spool:
         def insert(db: sqlite3.Connection) -> None:
             self._check_room(db, size)
             with transaction(db):
-                db.executemany(
-                    "INSERT INTO oncebridge_spool (raw) VALUES (?)", [(raw,) for raw in raws]
-                )
+                rows = [(raw,) for raw in raws]
+                db.executemany("INSERT INTO oncebridge_spool (raw) VALUES (?)", rows)
 
         try:
             await self._file.run(insert)
@@ -223,10 +217,9 @@ class Spool:
         if loop.time() >= self._warn_at_s:
             self._warn_at_s = loop.time() + _WARN_S
             self._has_warned = True
-            fields = {"what": f"{problem.what}; senders get 503", "error": str(error)}
-            _log.warning(
-                problem.event, extra={**fields, "refused": self._refused, "fix": problem.fix}
-            )
+            what = f"{problem.what}; senders get 503"
+            fields = {"what": what, "error": str(error), "fix": problem.fix}
+            _log.warning(problem.event, extra={**fields, "refused": self._refused})
             self._refused = 0
         if self._prober is None:
             self._prober = loop.create_task(self._probe())
@@ -269,8 +262,8 @@ class Spool:
     # --- the source --------------------------------------------------------------------
 
     async def open(self, host: Host) -> None:
-        self._host = host
         self._lock_exclusively()
+        self._batch = host.batch
         log = wal_limit(self._path)
         self._batch_bytes, self._reserve = min(_BATCH_BYTES, log), _LOGS_IN_RESERVE * log
         self.depth = await self._file.run(
@@ -285,9 +278,6 @@ class Spool:
     def stop(self) -> None:
         if self._pump is not None:
             self._pump.stop()
-
-    def progress(self) -> tuple[int, int] | None:
-        return None
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -304,8 +294,7 @@ class Spool:
 
     async def _take(self) -> list[SourceRecord[int]]:
         """Return the next records, waiting until there are some."""
-        assert self._host is not None  # noqa: S101
-        most, after = self._host.batch, self._taken
+        most, after = self._batch, self._taken
         self._filled.clear()
         try:
             rows = await self._file.run(lambda db: _take_rows(db.execute(_TAKE, (after, most))))
@@ -337,14 +326,12 @@ class Spool:
             self._deleter = None
 
     async def _delete(self) -> None:
-        """Delete the records that are final, also those that could not be deleted before."""
         numbers, self._undeleted = self._undeleted, []
 
         def delete(db: sqlite3.Connection) -> None:
             with transaction(db):
-                db.executemany(
-                    "DELETE FROM oncebridge_spool WHERE number = ?", [(n,) for n in numbers]
-                )
+                rows = [(number,) for number in numbers]
+                db.executemany("DELETE FROM oncebridge_spool WHERE number = ?", rows)
 
         try:
             await self._file.run(delete)

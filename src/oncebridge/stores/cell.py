@@ -10,9 +10,6 @@ An edit is applied exactly once, with two exceptions. If the store does not answ
 lease after the new value was sent, the edit may be applied twice. If this host was suspended
 during the edit for longer than the lease, the edit may be lost. Where that matters, make the
 change idempotent: then an edit with an unknown result is repeated, and is never lost.
-
-`Cells` claims, edits and retries. A caller that has its own way to call the store uses
-`claimed_values` and `was_written`; it releases cells as *unsent*, as an edit is not an attempt.
 """
 
 import asyncio
@@ -29,7 +26,6 @@ from oncebridge.stores.api import (
     Busy,
     Claim,
     ClaimAnswer,
-    ClaimAnswers,
     Claims,
     NoAnswer,
     ReleaseAnswer,
@@ -68,21 +64,6 @@ class CellBusy(StoreUnavailable):
 # --- requests and answers -------------------------------------------------------------
 
 
-def claimed_values(answers: ClaimAnswers) -> list[CellAnswer]:
-    """Return the value of each cell that was claimed; raise `StoreError` if one is not a cell."""
-    return [_value(answer) for answer in answers.each]
-
-
-def was_written(reply: ReleaseAnswer, *, lease_runs: bool) -> bool:
-    """
-    Return True if a release has written its value.
-
-    No other worker can have ended a hold whose lease still runs: a release that is fenced then
-    was applied before, and its answer was lost.
-    """
-    return reply is Reply.RELEASED or (reply is Reply.FENCED and lease_runs)
-
-
 def value_or_raise(answer: CellAnswer) -> bytes:
     """Return the value, or raise `CellBusy` or `StoreUnavailable`."""
     match answer:
@@ -95,6 +76,7 @@ def value_or_raise(answer: CellAnswer) -> bytes:
 
 
 def _value(answer: ClaimAnswer | int) -> CellAnswer:
+    """Return the value of a cell that was claimed; raise `StoreError` if it is not a cell."""
     match answer:
         case int():  # HELD: as it was asked for, and so without a value
             return b""
@@ -206,7 +188,7 @@ class Cells:
         wants = Wants([*keeps], token, generation, self._lease_ms, keep_ms)
         try:
             claimed = await self._store.claim(wants)
-            answers = dict(zip(keeps, claimed_values(claimed), strict=True))
+            answers = dict(zip(keeps, map(_value, claimed.each), strict=True))
         except BaseException as error:
             self._unknown |= tokens
             if not isinstance(error, StoreUnavailable):
@@ -258,12 +240,15 @@ class Cells:
                 await self.release(hold, dict.fromkeys(held))
             raise
         replies = await self.release(hold, after)
+        # No other worker can have ended a hold whose lease still runs: a release that is fenced then
+        # was applied before, and its answer was lost.
         lease_runs = asyncio.get_running_loop().time() < hold.ends_s and not self._idempotent
+        written = (Reply.RELEASED, Reply.FENCED) if lease_runs else (Reply.RELEASED,)
         changed = {key: value for key, value in after.items() if value is not None}
         answers = hold.answers | changed
         for key in changed:
             reply = replies[key]
-            if not was_written(reply, lease_runs=lease_runs):
+            if reply not in written:
                 answers[key] = reply if isinstance(reply, NoAnswer) else Busy(key, 0)
         return answers
 

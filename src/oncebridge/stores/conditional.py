@@ -16,9 +16,9 @@ its lease has been over for that long.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, chain, repeat
+from itertools import accumulate
 from operator import add
-from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, Final, Protocol, TypeVar, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,7 +27,6 @@ from oncebridge.errors import StoreUnavailable
 from oncebridge.stores import transitions
 from oncebridge.stores.api import (
     HELD,
-    ClaimAnswer,
     ClaimAnswers,
     Column,
     Columns,
@@ -123,7 +122,7 @@ class ConditionalStore:
     """
     The operations of a store over *backend*.
 
-    Inherit this and write `open`, `scan`, `purge` and `aclose`.
+    Inherit this and `Portable`, and write `open`, `scan`, `purge` and `aclose`.
     """
 
     def __init__(self, backend: ConditionalBackend, *, margin_ms: int = 0) -> None:
@@ -132,33 +131,13 @@ class ConditionalStore:
         self._held: dict[bytes, tuple[Any, ...]] = {}
         """What this process wrote last for each key that it holds: the version, then the record."""
 
-    async def open(self) -> None:
-        """Connect; see `oncebridge.stores.api.Store`."""
-
-    async def aclose(self) -> None:
-        """Close connections."""
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self.open()
-        except BaseException:
-            await self.aclose()
-            raise
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
-
     async def now_ms(self) -> int:
         return self._backend.now_ms()
 
     async def claim(self, wants: Wants) -> ClaimAnswers:
         now = self._backend.now_ms()
         found = await self._write(_first_attempts(wants, now), None, wants.sizes)
-        each: list[ClaimAnswer | int] = [
-            answer if isinstance(answer, NoAnswer) else HELD for answer in found
-        ]
-        known = [at for at, version in enumerate(found) if version is None]
+        each, known = _replies(found, HELD)
         if known:
             answers = await self._claim_known(wants.select(known))
             now = max(now, answers.now_ms)
@@ -181,14 +160,12 @@ class ConditionalStore:
         held = [at for at, row in enumerate(rows) if row and row[3] == generations[at]]
         if held:
             ours = [rows[at] for at in held]
-            done = _done(commits.select(held), ours, self._backend.now_ms())
+            some = commits if len(held) == len(commits) else commits.select(held)
+            done = _done(some, ours, self._backend.now_ms())
             written = await self._backend.write(done, [row[0] for row in ours])
             for at, version in zip(held, written, strict=True):
                 found[at] = version
-        answers: list[CommitAnswer] = [
-            answer if isinstance(answer, NoAnswer) else _COMMITTED for answer in found
-        ]
-        others = [at for at, version in enumerate(found) if version is None]
+        answers, others = _replies(found, _COMMITTED)
         if others:
             decided = await self._decide_each(transitions.commit, commits.select(others))
             for at, answer in zip(others, decided, strict=True):
@@ -241,23 +218,12 @@ class ConditionalStore:
         return (await self._backend.remove([*past], [*past.values()])).count(True)
 
     async def _read_or_raise(self, keys: Sequence[bytes]) -> dict[bytes, VersionedRecord | None]:
-        entries, silent = await self._read(keys)
-        for answer in silent.values():
-            raise StoreUnavailable(answer.reason)
-        return entries
-
-    async def _read(
-        self, keys: Sequence[bytes]
-    ) -> tuple[dict[bytes, VersionedRecord | None], dict[bytes, NoAnswer]]:
-        """Return the records that could be read, and the reasons for those that could not."""
         entries: dict[bytes, VersionedRecord | None] = {}
-        silent: dict[bytes, NoAnswer] = {}
         for key, entry in zip(keys, await self._backend.read(keys) if keys else (), strict=True):
             if isinstance(entry, NoAnswer):
-                silent[key] = entry
-            else:
-                entries[key] = entry
-        return entries, silent
+                raise StoreUnavailable(entry.reason)
+            entries[key] = entry
+        return entries
 
     async def _write(
         self,
@@ -320,19 +286,20 @@ class ConditionalStore:
         answers: list[_Answer | NoAnswer] = [_CONTENDED] * len(items)
         pending: Sequence[int] = range(len(items))
         for _ in range(_ROUNDS):
-            wanted = [key for at in pending for key in keys[at]]
-            entries, silent = await self._read([key for key in wanted if key not in known])
-            entries |= known
+            wanted = [key for at in pending for key in keys[at] if key not in known]
+            read = await self._backend.read(wanted) if wanted else ()
+            entries: dict[bytes, Any] = {**dict(zip(wanted, read, strict=True)), **known}
             now = self._backend.now_ms()
             groups: dict[int, list[Record]] = {}
             again: list[int] = []
             for at in pending:
-                unread = next((silent[key] for key in keys[at] if key in silent), None)
-                if unread is not None:
-                    answers[at] = unread
+                seen = [entries[key] for key in keys[at]]
+                unread = [entry for entry in seen if isinstance(entry, NoAnswer)]
+                if unread:
+                    answers[at] = unread[0]
                     continue
-                seen = [_with_margin(entries[key], margin_ms) for key in keys[at]]
-                answers[at], after = decide(seen, items[at], now)
+                records = [_with_margin(entry, margin_ms) for entry in seen]
+                answers[at], after = decide(records, items[at], now)
                 if after:
                     groups[at] = after
                 elif not known.keys().isdisjoint(keys[at]):
@@ -365,6 +332,12 @@ class ConditionalStore:
         return [at for at, answer in written.items() if answer is None]
 
 
+def _replies(found: Sequence[Any], reply: Any) -> tuple[list[Any], list[int]]:
+    """Return *reply* or `NoAnswer` for what was written, and the positions of what was not."""
+    replies = [answer if isinstance(answer, NoAnswer) else reply for answer in found]
+    return replies, [at for at, version in enumerate(found) if version is None]
+
+
 # --- records as columns ----------------------------------------------------------------
 
 
@@ -380,14 +353,8 @@ def places_of(sizes: Sequence[int]) -> list[range]:
 
 def _first_attempts(wants: Wants, now_ms: int) -> Records:
     """Return the records of *wants*, if their keys have none yet."""
-
-    def per_key(column: Column[_V]) -> Column[_V]:
-        if wants.sizes is None or not isinstance(column, list):
-            return column
-        return [*chain.from_iterable(map(repeat, column, wants.sizes))]
-
-    until = per_key(mapped(now_ms.__add__, wants.lease_ms))
-    keep = per_key(wants.keep_ms)
+    until = wants.by_key(mapped(now_ms.__add__, wants.lease_ms))
+    keep = wants.by_key(wants.keep_ms)
     if isinstance(until, list) or isinstance(keep, list):
         count = len(wants.keys)
         keep_until: Column[int] = [*map(add, spread(until, count), spread(keep, count))]
@@ -395,13 +362,13 @@ def _first_attempts(wants: Wants, now_ms: int) -> Records:
         keep_until = until + keep
     return Records(
         wants.keys,
-        per_key(wants.token),
-        per_key(wants.generation),
+        wants.by_key(wants.token),
+        wants.by_key(wants.generation),
         until,
         1,
         wants.hash,
         None,
-        per_key(wants.memo),
+        wants.by_key(wants.memo),
         0,
         keep_until,
     )

@@ -194,7 +194,7 @@ class MemoryStore(Store):
         items = _rows(astuple(commits))
         for at, (key, generation, fate, window_ms, hard_ms, memo) in enumerate(items):
             name = names.get(key, b"")
-            record = opened.get(name)
+            record = opened[name] if name in opened else None  # noqa: SIM401 - quicker than a call
             if record is None or record.generation != generation:
                 answers[at] = self._decide(transitions.commit, commits[at], now)
                 continue

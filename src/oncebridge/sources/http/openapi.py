@@ -5,51 +5,58 @@ from typing import Any
 from oncebridge.engine.verdict import Verdict
 from oncebridge.http.auth import AuthOptions
 
-_ERROR = {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]}
+_STRING = {"type": "string"}
+_Json = dict[str, Any]
+
+
+def _object(properties: _Json, *required: str) -> _Json:
+    return {"type": "object", "properties": properties, "required": [*required]}
+
+
+def _list_of(items: _Json) -> _Json:
+    return {"type": "array", "items": items}
+
+
+def _text(description: str, kind: str = "string") -> _Json:
+    return {"type": kind, "description": description}
+
+
+def _ref(name: str) -> _Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _json(description: str, schema: _Json, **more: Any) -> _Json:
+    return {"description": description, "content": {"application/json": {"schema": schema}}, **more}
+
+
 _OUTCOME = {
     "verdict": {"enum": [verdict.value for verdict in Verdict]},
-    "rule": {"type": "string", "description": "The name of the rule that decided."},
-    "key": {"type": "string", "description": "The key of the event, in hex."},
-    "reason": {"type": "string"},
+    "rule": _text("The name of the rule that decided."),
+    "key": _text("The key of the event, in hex."),
+    "reason": _STRING,
 }
-_RESULT = {
-    "type": "object",
-    "properties": {
-        "status": {
-            "type": "integer",
-            "description": "The status that this event alone would have.",
-        },
+_RESULT = _object(
+    {
+        "status": _text("The status that this event alone would have.", "integer"),
         **_OUTCOME,
-        "spooled": {"type": "boolean", "description": "Stored on disk, to be forwarded later."},
+        "spooled": _text("Stored on disk, to be forwarded later.", "boolean"),
         "retry_after": {"type": "integer", "minimum": 1},
         "routes": {
-            "type": "object",
-            "description": "If several routes match the event: the outcome on each. The rule and the "
-            "key are listed only there.",
-            "additionalProperties": {
-                "type": "object",
-                "properties": _OUTCOME,
-                "required": ["verdict", "rule", "key"],
-            },
+            **_text(
+                "If several routes match the event: the outcome on each. The rule and the key are "
+                "listed only there.",
+                "object",
+            ),
+            "additionalProperties": _object(_OUTCOME, "verdict", "rule", "key"),
         },
     },
-    "required": ["status"],
-}
-_RESULTS = {
-    "type": "object",
-    "properties": {"results": {"type": "array", "items": {"$ref": "#/components/schemas/Result"}}},
-    "required": ["results"],
-}
-_EVENT = {
-    "type": "object",
-    "properties": {
-        "id": {"type": "string"},
-        "source": {"type": "string"},
-        "detail-type": {"type": "string"},
-        "detail": {"type": "object"},
-    },
-    "required": ["detail"],
-}
+    "status",
+)
+_RESULTS = _object({"results": _list_of(_ref("Result"))}, "results")
+_EVENT = _object(
+    {"id": _STRING, "source": _STRING, "detail-type": _STRING, "detail": {"type": "object"}},
+    "detail",
+)
 _RETRY = {
     "Retry-After": {
         "description": "Seconds to wait before sending again.",
@@ -57,50 +64,37 @@ _RETRY = {
         "required": True,
     }
 }
-_CHALLENGE = {"WWW-Authenticate": {"schema": {"type": "string"}, "required": True}}
-_ALIVE = {
-    "type": "object",
-    "properties": {"alive": {"const": True}},
-    "required": ["alive"],
-}
-_READY = {
-    "type": "object",
-    "properties": {
+_CHALLENGE = {"WWW-Authenticate": {"schema": _STRING, "required": True}}
+_READY = _object(
+    {
         "ready": {"type": "boolean"},
-        "reasons": {"type": "array", "items": {"type": "string"}},
-        "warnings": {"type": "array", "items": {"type": "string"}},
+        "reasons": _list_of(_STRING),
+        "warnings": _list_of(_STRING),
     },
-    "required": ["ready"],
-}
-_TOKEN = {
-    "type": "object",
-    "properties": {
-        "access_token": {"type": "string"},
+    "ready",
+)
+_TOKEN = _object(
+    {
+        "access_token": _STRING,
         "token_type": {"const": "Bearer"},
-        "expires_in": {"type": "integer", "description": "Seconds."},
+        "expires_in": _text("Seconds.", "integer"),
     },
-    "required": ["access_token", "token_type", "expires_in"],
-}
-_FORM = {
-    "type": "object",
-    "properties": {
+    *("access_token", "token_type", "expires_in"),
+)
+_FORM = _object(
+    {
         "grant_type": {"const": "client_credentials"},
-        "client_id": {"type": "string", "description": "Without Basic: the client."},
-        "client_secret": {"type": "string"},
+        "client_id": _text("Without Basic: the client."),
+        "client_secret": _STRING,
     },
-    "required": ["grant_type"],
-}
+    "grant_type",
+)
 
 
-def _json(description: str, schema: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": schema}}, **more}
-
-
-def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
+def describe(path: str, auth: AuthOptions, version: str) -> _Json:
     """Return the OpenAPI description of the endpoint at *path* and the other endpoints."""
-    error = {"$ref": "#/components/schemas/Error"}
-    taken = {"anyOf": [{"$ref": "#/components/schemas/Result"}, _RESULTS]}
-    event = {"$ref": "#/components/schemas/Event"}
+    error, event = _ref("Error"), _ref("Event")
+    taken = {"anyOf": [_ref("Result"), _RESULTS]}
     common = {
         "400": _json("The request is malformed.", error),
         "408": _json("The request took too long to arrive.", error),
@@ -112,21 +106,16 @@ def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
         "503": _json("Too many connections.", error, headers=_RETRY),
         "505": _json("Only HTTP/1.0 and HTTP/1.1 are supported.", error),
     }
-    post: dict[str, Any] = {
+    post: _Json = {
         "summary": "Send one event, an array of events, or one event per line.",
-        "description": (
-            "200: each event is delivered, a duplicate, or stored in the dead "
-            "letters. 503: at least one has to be sent again. A body may be compressed "
-            "with gzip."
-        ),
+        "description": "200: each event is delivered, a duplicate, or stored in the dead letters. "
+        "503: at least one has to be sent again. A body may be compressed with gzip.",
         "operationId": "send",
         "requestBody": {
             "required": True,
             "content": {
-                "application/json": {
-                    "schema": {"anyOf": [event, {"type": "array", "items": event}]}
-                },
-                "application/x-ndjson": {"schema": {"type": "string"}},
+                "application/json": {"schema": {"anyOf": [event, _list_of(event)]}},
+                "application/x-ndjson": {"schema": _STRING},
             },
         },
         "responses": {
@@ -152,9 +141,12 @@ def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
         post["security"] = _any_of(schemes)
         post["responses"]["401"] = _json("Not authenticated.", error, headers=_CHALLENGE)
     not_ready = {"anyOf": [_READY, error]}
-    paths: dict[str, Any] = {
+    paths: _Json = {
         path: {"post": post},
-        "/healthz": _get("Is the process alive?", {**common, "200": _json("Alive.", _ALIVE)}),
+        "/healthz": _get(
+            "Is the process alive?",
+            {**common, "200": _json("Alive.", _object({"alive": {"const": True}}, "alive"))},
+        ),
         "/readyz": _get(
             "Does it accept events now?",
             {
@@ -178,17 +170,21 @@ def describe(path: str, auth: AuthOptions, version: str) -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": {"Event": _EVENT, "Result": _RESULT, "Error": _ERROR},
+            "schemas": {
+                "Event": _EVENT,
+                "Result": _RESULT,
+                "Error": _object({"error": _STRING}, "error"),
+            },
             **({"securitySchemes": schemes} if schemes else {}),
         },
     }
 
 
-def _get(summary: str, responses: dict[str, Any]) -> dict[str, Any]:
+def _get(summary: str, responses: _Json) -> _Json:
     return {"get": {"summary": summary, "responses": responses}}
 
 
-def _token(common: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
+def _token(common: _Json, error: _Json) -> _Json:
     return {
         "summary": "Get a bearer token (OAuth 2.0, client credentials).",
         "description": "The client is in the form or in Basic, not in both.",
@@ -206,8 +202,8 @@ def _token(common: dict[str, Any], error: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _schemes(auth: AuthOptions) -> dict[str, Any]:
-    schemes: dict[str, Any] = {}
+def _schemes(auth: AuthOptions) -> _Json:
+    schemes: _Json = {}
     if auth.api_keys:
         schemes["apiKey"] = {"type": "apiKey", "in": "header", "name": auth.api_key_header}
     if auth.basic:
@@ -226,7 +222,7 @@ _MUTUAL = "mutualTLS"
 _HMAC = {"hmac": "X-Oncebridge-Signature", "hmacTime": "X-Oncebridge-Timestamp"}
 
 
-def _any_of(schemes: dict[str, Any]) -> list[dict[str, list[str]]]:
+def _any_of(schemes: _Json) -> list[dict[str, list[str]]]:
     """Return requirements: any one of *schemes*; a signature with its time, plus a certificate."""
     beside: dict[str, list[str]] = {_MUTUAL: []} if _MUTUAL in schemes else {}
     single = [[name] for name in schemes if name not in (*_HMAC, _MUTUAL)]

@@ -1,15 +1,8 @@
 """
 Events by HTTP: one, an array, or one per line.
 
-| status | when                                                                          |
-| ------ | ----------------------------------------------------------------------------- |
-| 200    | each event is delivered, a duplicate, or stored in the dead letters            |
-| 202    | each event is stored on disk, to be forwarded (with a spool)                   |
-| 503    | at least one has to be sent again; `Retry-After` says when, at least 1 second  |
-| 401    | not authenticated, or without auth for an unknown `Host`                       |
-| 403    | sent by a web page of another site                                             |
-| 411    | neither a length nor a chunked body                                            |
-| 413    | larger than the limit, or more events than one request may have                |
+The status is 200 if each event is delivered, a duplicate, or stored in the dead letters; 202 if
+each is stored on disk, to be forwarded (with a spool); 503 if at least one has to be sent again.
 
 EventBridge drops events that are refused with 400, 403, 404, 413 or 422, so a body that cannot be
 parsed is stored in the dead letters and answered with 200. The response is sent within
@@ -33,7 +26,7 @@ from oncebridge import __version__
 from oncebridge.base.options import Doc, Size
 from oncebridge.base.secrets import Address
 from oncebridge.engine.cpu_turns import SMALL
-from oncebridge.engine.router import Collector, OnAnswer, RouterAnswer
+from oncebridge.engine.router import RouterAnswer
 from oncebridge.engine.verdict import Outcome
 from oncebridge.errors import ConfigError
 from oncebridge.events.framing import BadGzip, TooLarge, TooMany, gunzip, split_body
@@ -43,8 +36,8 @@ from oncebridge.http.auth import AuthOptions, RequestAuthenticator
 from oncebridge.http.client_address import TrustedProxies, proxy_errors
 from oncebridge.http.cross_site import OwnNames, host_errors, requested_host
 from oncebridge.http.health import ALIVE, readiness
-from oncebridge.http.server import Request, Response, Server, ServerLimits
-from oncebridge.sources.api import Host, TraceparentReader
+from oncebridge.http.server import Request, Response, Server, ServerLimits, refusal
+from oncebridge.sources.api import Host, Source, TraceparentReader
 from oncebridge.sources.http.openapi import describe
 
 _log = logging.getLogger("oncebridge")
@@ -109,7 +102,7 @@ class HttpSourceOptions(AuthOptions, frozen=True, kw_only=True):
     tls_key: Annotated[str | None, Doc("Its private key (PEM).", "key.pem")] = None
 
 
-class HttpSource:
+class HttpSource(Source):
     """Listens on *host* and *port*, and accepts events at *path*."""
 
     Options: ClassVar = HttpSourceOptions
@@ -129,7 +122,7 @@ class HttpSource:
         self._proxies = TrustedProxies(options.trusted_proxies)
         self._foreign = 0  # requests of other sites refused since the last log line
         self._foreign_logged = -math.inf
-        self._host: Host | None = None
+        self._host: Host
         self._context: TraceparentReader | None = None
         self._server: Server | None = None
         self._openapi = b""
@@ -188,22 +181,13 @@ class HttpSource:
         self._now = asyncio.get_running_loop().time  # asking for the loop is a system call in 3.11
         self._guard = RequestAuthenticator(options, host.clock)
         self._openapi = _encode(describe(self._path, options, __version__))
-        bounds = ServerLimits(
-            max_body=options.max_body,
-            max_head=options.max_head,
-            head_time=options.head_time,
-            body_time=options.body_time,
-            idle_time=options.idle_time,
-            max_connections=options.max_connections,
-            max_connections_per_peer=options.max_connections_per_peer,
-        )
         name, port = self._address
         self._server = Server(
             self._handle,
             host=name,
             port=port,
             screen=self._screen,
-            bounds=bounds,
+            bounds=ServerLimits(**{name: getattr(options, name) for name in _LIMITS}),
             tls=_tls(options),
             spare=_HEALTH,
         )
@@ -233,9 +217,6 @@ class HttpSource:
         if self._server is not None:
             self._server.stop()
 
-    def progress(self) -> tuple[int, int] | None:
-        return None
-
     async def aclose(self) -> None:
         self.stop()
         while self._waiting:  # answer the rest with what is known
@@ -253,13 +234,10 @@ class HttpSource:
         """Return a refusal that the headers already decide, before the body is read."""
         allowed = {"POST"} if request.path == self._path else _OTHER_PATHS.get(request.path)
         if allowed is None or (request.path == _TOKEN and not self._guard.has_tokens):
-            return Response(404, b'{"error":"not found"}')
+            return refusal(404, "not found")
         if request.method not in allowed:
-            return Response(
-                405,
-                b'{"error":"method not allowed for this path"}',
-                headers=(("Allow", ", ".join(sorted(allowed))),),
-            )
+            allow = ("Allow", ", ".join(sorted(allowed)))
+            return refusal(405, "method not allowed for this path", allow)
         if request.path != self._path:
             return _refuse_large_body(request)
         foreign = self._refuse_foreign(request)
@@ -268,19 +246,15 @@ class HttpSource:
         if not self._guard.admits(request, with_body=False):
             return self._guard.refusal_of(request)
         if _encoding(request) not in _ENCODINGS:
-            return Response(
-                415,
-                b'{"error":"unsupported Content-Encoding; send the body uncompressed or with gzip"}',
-                headers=(("Accept-Encoding", "gzip"),),
-            )
+            return _UNSUPPORTED_ENCODING
         return None
 
     def _refuse_foreign(self, request: Request) -> Response | None:
         """Return a refusal of a request that a web page of another site caused, and log it."""
         if self._guard.is_ambient(request) and self._names.page(request) == "other":
-            refusal, reason = _FOREIGN_PAGE, "sent by a web page of another site"
+            refused, reason = _FOREIGN_PAGE, "sent by a web page of another site"
         elif not self._guard.is_needed and not self._names.include(requested_host(request)):
-            refusal, reason = _FOREIGN_HOST, "sent for another Host"
+            refused, reason = _FOREIGN_HOST, "sent for another Host"
         else:
             return None
         self._foreign += 1
@@ -289,7 +263,7 @@ class HttpSource:
             fields = {"reason": reason, "refused": self._foreign, "fix": _FIX_FOREIGN}
             _log.warning("oncebridge.http_request_refused", extra=fields)
             self._foreign, self._foreign_logged = 0, now
-        return refusal
+        return refused
 
     def _handle(self, request: Request, respond: Callable[[Response], None]) -> None:
         match request.path:
@@ -310,59 +284,56 @@ class HttpSource:
             return
         pending = _PendingRequest(respond)
         self._waiting.append((self._now() + self._answer_s, pending))
-        size = len(request.body)
-        if size <= (_SMALL_PACKED if _encoding(request) in _GZIP else SMALL):
-            self._submit(request, pending)
+        size, is_packed = len(request.body), _encoding(request) in _GZIP
+        if size <= (_SMALL_PACKED if is_packed else SMALL):
+            self._submit(request, pending, is_packed=is_packed)
         elif self._queued + size > _MOST_QUEUED:
             pending.answer(_TOO_MUCH)
         else:
-            task = asyncio.get_running_loop().create_task(self._submit_in_turn(request, pending))
             self._queued += size
+            work = self._submit_in_turn(request, pending, is_packed=is_packed)
+            task = asyncio.get_running_loop().create_task(work)
             self._tasks.add(task)
-            task.add_done_callback(lambda task: self._on_submitted(task, size, pending))
+            task.add_done_callback(self._tasks.discard)
 
-    async def _submit_in_turn(self, request: Request, pending: "_PendingRequest") -> None:
-        assert self._host is not None  # noqa: S101 - open before it serves
-        async with self._host.router.cpu_turns:
-            if (
-                not pending.is_answered
-            ):  # otherwise it has to be sent again, and nothing was started
-                self._submit(request, pending)
-
-    def _on_submitted(
-        self, task: asyncio.Task[None], size: int, pending: "_PendingRequest"
+    async def _submit_in_turn(
+        self, request: Request, pending: "_PendingRequest", *, is_packed: bool
     ) -> None:
-        self._queued -= size
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        try:
+            async with self._host.router.cpu_turns:
+                # Otherwise it has to be sent again, and nothing was started.
+                if not pending.is_answered:
+                    self._submit(request, pending, is_packed=is_packed)
+        except Exception as error:  # noqa: BLE001 - the sender gets a response in any case
             # Its type only: the text of an exception may quote the event.
             _log.error("oncebridge.http_handler_failed", extra={"error": type(error).__name__})
             pending.answer_with_known()
+        finally:
+            self._queued -= len(request.body)
 
-    def _submit(self, request: Request, pending: "_PendingRequest") -> None:
+    def _submit(self, request: Request, pending: "_PendingRequest", *, is_packed: bool) -> None:
         """Split the body of *request* into events, and put them into the inbox."""
         content_type = (request.header(b"content-type") or b"").decode("latin-1")
         body, records, most = request.body, None, self._options.max_events
         try:
-            if _encoding(request) in _GZIP:
+            if is_packed:
                 body = gunzip(body, self._options.max_body, cheap=True)
             records = split_body(body, content_type=content_type, most=most)
         except TooLarge:
-            pending.answer(Response(413, b'{"error":"the decompressed body is too large"}'))
+            pending.answer(refusal(413, "the decompressed body is too large"))
             return
         except TooMany:
-            pending.answer(Response(413, b'{"error":"too many events in one body"}'))
+            pending.answer(refusal(413, "too many events in one body"))
             return
         except BadGzip:
             records = [body]  # as it arrived: it goes to the dead letters
         is_one = len(records) == 1 and len(records[0].strip()) == len(body.strip())
         if self._context is not None and (context := _context(request, self._context)):
             records = [BytesWithContext.of(raw, context) for raw in records]
-        assert self._host is not None  # noqa: S101 - open before it serves
-        self._host.inbox.put(records, pending.expect(len(records), is_one=is_one))
+        pending.expect(len(records), is_one=is_one)
+        self._host.inbox.put(records, pending.take)
 
     def _readiness(self) -> Response:
-        assert self._host is not None  # noqa: S101
         reasons = [*self._host.inbox.not_ready(), *self.not_ready()]
         if self._stopped.is_set():
             reasons.append("shutting down")
@@ -381,6 +352,7 @@ class HttpSource:
         self._sweeper = loop.call_later(_OVERDUE_CHECK_S, self._answer_overdue)
 
 
+_LIMITS = {*ServerLimits.__struct_fields__} & {*HttpSourceOptions.__struct_fields__}
 _TOKEN = "/oauth/token"  # noqa: S105 - a path
 _GET = {"GET", "HEAD"}
 _HEALTH = ("/healthz", "/readyz")
@@ -394,28 +366,23 @@ _FIX_FOREIGN = (
     "set api_keys, basic, bearer, oauth or hmac; if a proxy in front authenticates senders, add "
     "the name that it sends as Host to hosts"
 )
-_FOREIGN_PAGE = Response(
+_FOREIGN_PAGE = refusal(
     403,
-    _encode(
-        {
-            "error": "sent by a web page of another site; such a request is accepted only with an "
-            "API key, a bearer token or a signature (set api_keys, bearer, oauth or hmac)"
-        }
-    ),
+    "sent by a web page of another site; such a request is accepted only with an API key, a bearer "
+    "token or a signature (set api_keys, bearer, oauth or hmac)",
 )
-_FOREIGN_HOST = Response(
+_FOREIGN_HOST = refusal(
     401,  # EventBridge retries after 401, and drops events after 403
-    _encode(
-        {
-            "error": "the source has no auth, so it accepts requests for names of this machine only "
-            f"(Host: localhost); {_FIX_FOREIGN}"
-        }
-    ),
+    "the source has no auth, so it accepts requests for names of this machine only (Host: "
+    f"localhost); {_FIX_FOREIGN}",
+)
+_UNSUPPORTED_ENCODING = refusal(
+    415,
+    "unsupported Content-Encoding; send the body uncompressed or with gzip",
+    ("Accept-Encoding", "gzip"),
 )
 _MOST_QUEUED = 64 * 1024 * 1024  # bytes of large bodies that wait for a CPU turn
-_TOO_MUCH = Response(
-    503, b'{"error":"too many large bodies at once"}', headers=(("Retry-After", "1"),)
-)
+_TOO_MUCH = refusal(503, "too many large bodies at once", ("Retry-After", "1"))
 
 
 def _encoding(request: Request) -> bytes:
@@ -432,33 +399,35 @@ def _context(request: Request, read: TraceparentReader) -> str:
 def _refuse_large_body(request: Request) -> Response | None:
     """Return a refusal of a body larger than a form: its sender is not authenticated."""
     if request.header(b"transfer-encoding") is not None:
-        return Response(411, b'{"error":"Content-Length is required"}')
+        return refusal(411, "Content-Length is required")
     if int(request.header(b"content-length") or 0) > _SMALL:
-        return Response(413, b'{"error":"the body is too large"}')
+        return refusal(413, "the body is too large")
     return None
 
 
 class _PendingRequest:
     """One request that waits for the outcomes of its events."""
 
-    __slots__ = ("_answers", "_is_one", "_respond", "is_answered")
+    __slots__ = ("_answers", "_is_one", "_left", "_respond", "is_answered")
 
     def __init__(self, respond: Callable[[Response], None]) -> None:
         self._respond = respond
-        self._answers: Sequence[RouterAnswer | None] = [None]
+        self._answers: list[RouterAnswer | None] = [None]
         self._is_one = True
         self.is_answered = False
 
-    def expect(self, count: int, *, is_one: bool) -> OnAnswer:
-        """Wait for *count* answers; return the callback that takes them."""
-        collector = Collector[RouterAnswer](count, self._respond_with)
-        self._answers, self._is_one = collector.answers, is_one
+    def expect(self, count: int, *, is_one: bool) -> None:
+        """Wait for *count* answers."""
+        self._answers, self._left, self._is_one = [None] * count, count, is_one
         if not count:
             self.answer_with_known()
-        return collector.take
 
-    def _respond_with(self, _: Sequence[RouterAnswer]) -> None:
-        self.answer_with_known()
+    def take(self, at: int, answer: RouterAnswer) -> None:
+        """Take the answer number *at*."""
+        self._answers[at] = answer
+        self._left -= 1
+        if not self._left:
+            self.answer_with_known()
 
     def answer_with_known(self) -> None:
         """Respond with the answers there are; the other events continue, and a retry finds them."""
@@ -502,7 +471,6 @@ def _result(answer: RouterAnswer | None) -> dict[str, Any]:
 
 
 def _route_result(outcome: Outcome) -> dict[str, str]:
-    """Return the outcome on one of several routes; each has rules and keys of its own."""
     found = {"verdict": outcome.verdict, "rule": outcome.rule, "key": outcome.key.hex()}
     return found | ({"reason": outcome.reason} if outcome.reason else {})
 
@@ -516,19 +484,14 @@ def _tls(options: HttpSourceOptions) -> ssl.SSLContext | None:
     if options.tls_cert is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    option, what = "tls_cert", "the certificate or its key"
     try:
         # Without a password OpenSSL would ask for one on the terminal, and block.
         context.load_cert_chain(options.tls_cert, options.tls_key, password="")
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            "tls_cert", f"the certificate or its key cannot be loaded: {type(error).__name__}"
-        ) from None
-    if options.client_ca is not None:
-        try:
+        if options.client_ca is not None:
+            option, what = "client_ca", "the certificates"
             context.load_verify_locations(options.client_ca)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(
-                "client_ca", f"the certificates cannot be loaded: {type(error).__name__}"
-            ) from None
-        context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:  # also an SSLError
+        raise ConfigError(option, f"{what} cannot be loaded: {type(error).__name__}") from None
     return context

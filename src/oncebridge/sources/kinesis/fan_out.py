@@ -8,7 +8,6 @@ so does Kinesis.
 
 import asyncio
 import threading
-from collections.abc import Callable
 from contextlib import closing, suppress
 from datetime import datetime
 from typing import Any, Final
@@ -16,60 +15,49 @@ from typing import Any, Final
 import botocore.session  # type: ignore[import-untyped]
 from botocore.config import Config  # type: ignore[import-untyped]
 from botocore.exceptions import ClientError  # type: ignore[import-untyped]
-from msgspec import Struct
 
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.options import AwsOptions
 from oncebridge.errors import ConfigError
-from oncebridge.sources.kinesis.shard_feed import FailureBackoff
+from oncebridge.sources.kinesis.shard_feed import FailureBackoff, ShardFeed
 from oncebridge.sources.kinesis.stream import KinesisRecord, KinesisStream, Position, RecordPage
 
-_SILENCE_S: Final = 40
-"""Kinesis sends something every few seconds, even if it is empty."""
-_APART_S: Final = 1.1
-"""Kinesis allows one subscription a second for each shard."""
-_IN_USE_S: Final = 5.0
-"""A new subscription cannot be taken over for so long."""
+_SILENCE_S: Final = 40  # Kinesis sends something every few seconds, even if it is empty
+_APART_S: Final = 1.1  # Kinesis allows one subscription a second for each shard
+_IN_USE_S: Final = 5.0  # a new subscription cannot be taken over for so long
 _ACTIVE_WITHIN_S: Final = 60.0
 
 
-class _SubscriptionEnded(Struct, frozen=True):
-    """A subscription ended; *what* is the error, empty if its time was over."""
-
-    what: str = ""
-
-
-_Pushed = tuple[RecordPage, str] | _SubscriptionEnded
-"""A page, and the sequence number to continue after."""
+_Pushed = tuple[RecordPage, str] | str
+"""
+A page, and the sequence number to continue after; or the error that ended the subscription, empty
+if its time was over.
+"""
 
 
 async def registered(stream: KinesisStream, arn: str, name: str) -> str:
     """Return the ARN of the consumer *name*; register it if there is none."""
-    try:
-        found = await stream.consumer(arn, name)
-    except AwsError as error:
-        if error.code != "ResourceNotFoundException":
-            raise
-        found = await _create(stream, arn, name)
-    ends_s = asyncio.get_running_loop().time() + _ACTIVE_WITHIN_S
-    while not found.is_active:
-        if asyncio.get_running_loop().time() > ends_s:
+    now_s = asyncio.get_running_loop().time
+    ends_s = now_s() + _ACTIVE_WITHIN_S
+    while True:
+        try:
+            found = await stream.consumer(arn, name)
+            if found.is_active:
+                return found.arn
+        except AwsError as error:
+            if error.code != "ResourceNotFoundException":
+                raise
+            try:
+                await stream.register(arn, name)
+            except AwsError as refused:
+                if refused.code != "ResourceInUseException":  # another worker registered it
+                    raise
+        if now_s() > ends_s:
             raise ConfigError(
                 "fan_out",
                 f"the consumer {name} did not become active within {_ACTIVE_WITHIN_S:g} s; check it in AWS",
             )
         await asyncio.sleep(1)
-        found = await stream.consumer(arn, name)
-    return found.arn
-
-
-async def _create(stream: KinesisStream, arn: str, name: str) -> Any:
-    try:
-        return await stream.register(arn, name)
-    except AwsError as error:
-        if error.code != "ResourceInUseException":
-            raise
-        return await stream.consumer(arn, name)  # another worker registered it
 
 
 class FanOutConsumer:
@@ -113,46 +101,40 @@ class FanOutConsumer:
         )
 
 
-class PushedFeed:
-    """Receives the records of *shard*, from *position* on, by enhanced fan-out."""
+class PushedFeed(ShardFeed):
+    """Receives the records of a shard by enhanced fan-out."""
 
     def __init__(
-        self, consumer: FanOutConsumer, shard: str, position: Position, *, pauses: FailureBackoff
+        self, shard: str, position: Position, pauses: FailureBackoff, *, consumer: FanOutConsumer
     ) -> None:
+        super().__init__(shard, position, pauses)
         self._consumer = consumer
-        self._shard = shard
-        self._position = position
-        self._pauses = pauses
         self._listener: _Listener | None = None
-        self._due_s = 0.0
 
     async def page(self) -> RecordPage:
         while True:
-            if self._listener is None:
-                await self._subscribe()
-            assert self._listener is not None  # noqa: S101 - just made
-            match await self._listener.pushed():
-                case (page, after):
-                    self._pauses.succeeded()
-                    self._position = Position(after=after) if after else self._position
-                    return page
-                case _SubscriptionEnded() as broken:
-                    self._resubscribe_after(broken.what)
+            listener = self._listener
+            if listener is None:
+                await asyncio.sleep(max(self._due_s - self._now(), 0))
+                self._due_s = self._now() + _APART_S
+                listener = self._listener = _Listener(self._consumer, self._shard, self._position)
+            pushed = await listener.pushed()
+            if isinstance(pushed, str):
+                self._resubscribe_after(pushed)
+                continue
+            page, after = pushed
+            self._pauses.succeeded()
+            self._position = Position(after=after) if after else self._position
+            return page
 
     def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
 
-    async def _subscribe(self) -> None:
-        now = asyncio.get_running_loop().time
-        await asyncio.sleep(max(self._due_s - now(), 0))
-        self._due_s = now() + _APART_S
-        self._listener = _Listener(self._consumer, self._shard, self._position)
-
     def _resubscribe_after(self, what: str) -> None:
         self.close()
         self._listener = None
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._now()
         if what == "ResourceInUseException":
             # The worker that had the shard before has not closed yet, or another group uses the
             # same consumer; only the latter lasts long.
@@ -172,9 +154,11 @@ class _Listener:
         self._room = threading.Semaphore(0)
         self._heard: asyncio.Queue[_Pushed] = asyncio.Queue()
         self._is_closed = False
-        body = self._listen
         threading.Thread(
-            target=body, args=(consumer, shard, position), name="oncebridge-shard", daemon=True
+            target=self._listen,
+            args=(consumer, shard, position),
+            name="oncebridge-shard",
+            daemon=True,
         ).start()
 
     async def pushed(self) -> _Pushed:
@@ -205,12 +189,11 @@ class _Listener:
             what = error.response.get("Error", {}).get("Code", "") or type(error).__name__
         except Exception as error:  # noqa: BLE001 - of the SDK, of HTTP, of TLS: the subscription is over
             what = type(error).__name__
-        self._hand_over(_SubscriptionEnded(what))
+        self._hand_over(what)
 
     def _hand_over(self, pushed: _Pushed) -> None:
         with suppress(RuntimeError):  # the loop may be gone by now
-            put: Callable[[_Pushed], None] = self._heard.put_nowait
-            self._loop.call_soon_threadsafe(put, pushed)
+            self._loop.call_soon_threadsafe(self._heard.put_nowait, pushed)
 
 
 def _page(event: dict[str, Any]) -> tuple[RecordPage, str]:

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncebridge.base.clock import Clock, ms, wait_until_set
+from oncebridge.base.clock import ms
 from oncebridge.engine.router import RouterAnswer
 from oncebridge.errors import StoreError
 from oncebridge.events.event import Unreadable
@@ -23,7 +23,7 @@ from oncebridge.sources.api import Host
 from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
 from oncebridge.sources.kinesis.shard_feed import ShardFeed
 from oncebridge.sources.kinesis.shards import END, ShardProgress
-from oncebridge.sources.kinesis.stream import KinesisRecord, RecordPage, Shard
+from oncebridge.sources.kinesis.stream import KinesisRecord, KinesisStream, RecordPage, Shard
 from oncebridge.sources.pump import Pump, SourceRecord
 
 _log = logging.getLogger("oncebridge")
@@ -39,8 +39,7 @@ _IS_AGGREGATED: Final = (
     "turn its aggregation off (AggregationEnabled = false)"
 )
 
-_Place = tuple[str, int]
-"""The sequence number of a record, and when it arrived at Kinesis."""
+_Place = tuple[str, int]  # the sequence number of a record, and when it arrived at Kinesis
 
 
 class KinesisTimings(Struct, frozen=True):
@@ -60,7 +59,7 @@ class HeldShard:
     """
     Reads *shard* from *feed*, from the position *taken* that *checkpoint* had.
 
-    *clock* returns the time at Kinesis, which keeps records for *retention*.
+    Kinesis keeps its records for *retention*.
     """
 
     def __init__(
@@ -68,32 +67,31 @@ class HeldShard:
         shard: Shard,
         host: Host,
         *,
+        stream: KinesisStream,
         feed: ShardFeed,
         checkpoint: Checkpoint,
         taken: ShardProgress,
         worker: str,
-        clock: Clock,
         retention: timedelta,
         times: KinesisTimings,
-        stream: str,
     ) -> None:
         self.behind_ms = 0
         """The age of the oldest record that is not read yet."""
         self.is_ended = False
         """True if the shard is read to its end, and the checkpoint says so."""
-        self._host = host
+        self.is_leaving = False
+        self.task: asyncio.Task[None]
+        """Runs `run`."""
         self._feed = feed
         self._checkpoint = checkpoint
         self._place = replace(taken, by=worker)
-        self._clock = clock
+        self._clock = stream.clock.now_ms
         self._retention_ms = ms(retention)
         self._times = times
-        self._fields: dict[str, str | int] = {"stream": stream, "shard": shard.id}
+        self._fields: dict[str, str | int] = {"stream": stream.name, "shard": shard.id}
         self._taken = int(taken.number or -1)
         self._at_end = False
-        self._is_lost = False
         self._over = asyncio.Event()
-        self._held_until_s = self._now() + times.lease.total_seconds()
         self._warned_ms = 0
         self._pump = Pump(
             host.router,
@@ -105,45 +103,56 @@ class HeldShard:
             most_bytes=_MOST_BYTES,
         )
 
-    def stop(self) -> None:
+    def leave(self) -> None:
         """Read nothing more; `run` ends when the records in progress are final."""
+        self.is_leaving = True
         self._pump.stop()
 
     async def run(self) -> None:
         """Read until the end of the shard, until `stop`, or until another worker takes it over."""
         self._warn_if_records_expired()
-        keeping = asyncio.create_task(self._keep_checkpoint())
-        # If the checkpoint is not kept any more, nothing more is read.
-        keeping.add_done_callback(lambda _: self._pump.stop())
+        save_s = self._times.save.total_seconds()
+        keeping = asyncio.create_task(
+            self._checkpoint.keep(self._write_place, self._over, every_s=save_s)
+        )
+        keeping.add_done_callback(self._on_not_kept)
         try:
             await self._pump.run(self._take)
         finally:
             self._feed.close()
             self._over.set()
-            await keeping
+            (failure,) = await asyncio.gather(keeping, return_exceptions=True)
         # Not after a cancellation: then the lease ends by itself.
-        await self._release_checkpoint()
+        if failure is None:
+            await self._release_checkpoint()
+        elif not isinstance(failure, CheckpointTaken):
+            raise failure
+
+    def _on_not_kept(self, keeping: asyncio.Task[None]) -> None:
+        """Read nothing more: the checkpoint is not kept any more."""
+        self._pump.stop()
+        if not keeping.cancelled() and isinstance(keeping.exception(), CheckpointTaken):
+            _log.warning("oncebridge.shard_taken_by_another", extra=self._fields)
 
     # --- reading -----------------------------------------------------------------------
 
     async def _take(self) -> list[SourceRecord[_Place]] | None:
         if self._at_end:
             return None
-        await self._wait_for_lease()
+        # While the lease may be over, the store is unavailable, and so are the routes.
+        now_s = asyncio.get_running_loop().time
+        while now_s() >= self._checkpoint.held_until_s:  # noqa: ASYNC110 - time has to pass
+            await asyncio.sleep(self._times.save.total_seconds())
         page = await self._feed.page()
         self._record_progress(page)
-        self._at_end = page.next is None
+        self._at_end = not page.next
         return [item for record in page.records if (item := self._take_record(record))]
-
-    async def _wait_for_lease(self) -> None:
-        """Wait while the lease may be over: the store is unavailable, and so are the routes."""
-        while self._now() >= self._held_until_s:  # noqa: ASYNC110 - it is time that has to pass
-            await asyncio.sleep(self._times.save.total_seconds())
 
     def _record_progress(self, page: RecordPage) -> None:
         self.behind_ms = page.behind_ms
         now_ms = self._clock()
-        if not page.behind_ms and not page.records and not self._pump.untold:
+        is_idle = not page.behind_ms and not page.records and not self._pump.untold
+        if is_idle and now_ms - self._place.at_ms >= _REFRESH_MS:
             self._place = replace(self._place, at_ms=now_ms)
         if page.behind_ms > self._retention_ms / 2 and now_ms - self._warned_ms > _WARN_EVERY_MS:
             self._warned_ms = now_ms
@@ -169,34 +178,11 @@ class HeldShard:
 
     # --- the checkpoint ----------------------------------------------------------------
 
-    async def _keep_checkpoint(self) -> None:
-        """Save the position and extend the claim, until `run` ends."""
-        lease_s, save_s = self._times.lease.total_seconds(), self._times.save.total_seconds()
-        saved, held_s = self._place, self._now()
-        while not await wait_until_set(self._over, save_s):
-            place, began_s = self._place, self._now()
-            try:
-                if place.number != saved.number or place.at_ms - saved.at_ms >= _REFRESH_MS:
-                    await self._checkpoint.save(place.write())
-                    saved = place
-                elif began_s - held_s >= lease_s / 3:
-                    await self._checkpoint.extend()
-                else:
-                    continue
-            except StoreError:
-                continue  # the lease lasts a while, and events that are read twice are duplicates
-            except CheckpointTaken:
-                _log.warning("oncebridge.shard_taken_by_another", extra=self._fields)
-                self._is_lost = True
-                self._pump.stop()
-                return
-            held_s = began_s
-            self._held_until_s = began_s + lease_s
+    def _write_place(self) -> bytes:
+        return self._place.write()
 
     async def _release_checkpoint(self) -> None:
         """Save the position and release the checkpoint."""
-        if self._is_lost:
-            return
         is_through = self._pump.is_through
         place = END if is_through else replace(self._place, by="")
         for tries_left in reversed(range(_LEAVE_TRIES)):
@@ -223,7 +209,3 @@ class HeldShard:
         if self._place.at_ms and away_ms > self._retention_ms:
             away = {"away_s": away_ms // 1000, "kept_s": self._retention_ms // 1000}
             _log.error("oncebridge.records_may_be_lost", extra={**self._fields, **away})
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

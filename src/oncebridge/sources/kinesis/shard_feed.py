@@ -7,8 +7,9 @@ outage. Only errors that last are logged.
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from oncebridge.aws.client import AwsError, NotSent, Unclear
 from oncebridge.base.clock import Dice
@@ -17,23 +18,11 @@ from oncebridge.sources.kinesis.stream import KinesisStream, Position, RecordPag
 
 _log = logging.getLogger("oncebridge")
 
-_APART_S: Final = 0.25
-"""A shard answers five calls a second, of all its readers together."""
+_APART_S: Final = 0.25  # a shard answers five calls a second, of all its readers together
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _LOG_AT: Final = 3
 _LIMIT: Final = 2000
-
-
-class ShardFeed(Protocol):
-    """Returns the records of a shard."""
-
-    async def page(self) -> RecordPage:
-        """Wait for the next page; after the last one, `next` is None."""
-        ...
-
-    def close(self) -> None:
-        """Stop waiting; safe to repeat."""
-        ...
+_FAILURES: Final = (AwsError, NotSent, Unclear, ConfigError)  # the last: there are no credentials
 
 
 class FailureBackoff:
@@ -70,26 +59,41 @@ class FailureBackoff:
         _log.error("oncebridge.place_is_unknown_records_may_be_lost", extra=fields)
 
 
-class PolledFeed:
-    """Polls the records of *shard*, from *position* on, at least every *poll_s*."""
+class ShardFeed(ABC):
+    """Returns the records of *shard*, from *position* on."""
+
+    def __init__(self, shard: str, position: Position, pauses: FailureBackoff) -> None:
+        self._shard = shard
+        self._position = position
+        self._pauses = pauses
+        self._due_s = 0.0
+        self._now = asyncio.get_running_loop().time
+
+    @abstractmethod
+    async def page(self) -> RecordPage:
+        """Wait for the next page; after the last one, `next` is None."""
+
+    def close(self) -> None:  # noqa: B027 - not every feed has something to close
+        """Stop waiting; safe to repeat."""
+
+
+class PolledFeed(ShardFeed):
+    """Polls *stream* for the records of a shard, at least every *poll_s*."""
 
     def __init__(
         self,
-        stream: KinesisStream,
         shard: str,
         position: Position,
-        *,
-        poll_s: float,
         pauses: FailureBackoff,
+        *,
+        stream: KinesisStream,
+        poll_s: float,
     ) -> None:
+        super().__init__(shard, position, pauses)
         self._stream = stream
-        self._shard = shard
-        self._position = position
         self._poll_s = poll_s
-        self._pauses = pauses
         self._iterator = ""
         self._limit = _LIMIT
-        self._due_s = 0.0
 
     async def page(self) -> RecordPage:
         while True:
@@ -97,24 +101,24 @@ class PolledFeed:
             began = self._now()
             try:
                 page = await self._ask()
-            except (
-                AwsError,
-                ConfigError,
-                NotSent,
-                Unclear,
-            ) as error:  # ConfigError: no credentials
+            except _FAILURES as error:
                 self._due_s = began + max(self._pause_s(error), _APART_S)
                 continue
             self._pauses.succeeded()
             self._due_s = began + (_APART_S if page.behind_ms else self._poll_s)
             return page
 
-    def close(self) -> None:
-        """Do nothing: no connection is open between polls."""
-
     async def _ask(self) -> RecordPage:
         if not self._iterator:
-            self._iterator = await self._iterator_from(self._position)
+            try:
+                self._iterator = await self._stream.iterator(self._shard, self._position)
+            except AwsError as error:
+                if not self._position.after or error.code != "InvalidArgumentException":
+                    raise
+                # Kinesis does not have it any more: continue with the oldest record there is.
+                self._pauses.position_refused(self._position)
+                self._position = Position()
+                self._iterator = await self._stream.iterator(self._shard, self._position)
         page = await self._stream.read(self._iterator, self._limit)
         self._limit = min(self._limit * 2, _LIMIT)
         self._iterator = page.next or ""
@@ -122,24 +126,9 @@ class PolledFeed:
             self._position = Position(after=page.records[-1].sequence_number)
         return page
 
-    async def _iterator_from(self, position: Position) -> str:
-        try:
-            return await self._stream.iterator(self._shard, position)
-        except AwsError as error:
-            if not position.after or error.code != "InvalidArgumentException":
-                raise
-            # Kinesis does not have it any more: continue with the oldest record there is.
-            self._pauses.position_refused(position)
-            self._position = Position()
-            return await self._stream.iterator(self._shard, self._position)
-
-    def _pause_s(self, error: AwsError | ConfigError | NotSent | Unclear) -> float:
+    def _pause_s(self, error: Exception) -> float:
         if isinstance(error, Unclear):
             self._limit = max(self._limit // 2, 1)  # the page may be too large for the connection
         if isinstance(error, AwsError) and not error.retryable:
             self._iterator = ""  # it may have expired: iterators last five minutes
         return self._pauses.failed(str(error))
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()

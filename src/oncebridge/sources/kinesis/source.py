@@ -1,15 +1,13 @@
 """
 Events from a Kinesis stream, shared by any number of workers.
 
-**Checkpoints:** for each shard, the last record up to which everything is final (delivered, a
-duplicate, in the dead letters), about every second while it moves and at a stop. A record that
+**Checkpoints:** for each shard, the last record up to which everything is final. A record that
 failed is never skipped: it is retried in place, and meanwhile only records with other partition
 keys continue.
-**Sharing:** each shard is read by one worker at a time, which holds its checkpoint in the store.
-Workers of a *group* find each other there, and each takes its share. A worker that stops releases
-its shards at once; those of a worker that dies are taken over when its leases end.
+**Sharing:** each shard is read by the worker that holds its checkpoint in the store. Workers of a
+*group* find each other there, and each takes its share.
 **Outages:** while the store or all sinks are unavailable nothing is read; while Kinesis is
-unavailable, reading is retried. Records stay in the stream for its retention period.
+unavailable, reading is retried.
 """
 
 import asyncio
@@ -21,21 +19,25 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
-from msgspec import Struct
-
 from oncebridge.aws.client import AwsError, NotSent, Unclear
 from oncebridge.aws.options import AwsOptions
 from oncebridge.base.clock import ms, wait_until_set
-from oncebridge.base.durations import format_duration
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError
-from oncebridge.sources.api import Host
-from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken, read_states
+from oncebridge.sources.api import Host, Source
+from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
 from oncebridge.sources.kinesis.fan_out import FanOutConsumer, PushedFeed, registered
 from oncebridge.sources.kinesis.held_shard import HeldShard, KinesisTimings
-from oncebridge.sources.kinesis.roster import Roster, share
 from oncebridge.sources.kinesis.shard_feed import FailureBackoff, PolledFeed, ShardFeed
-from oncebridge.sources.kinesis.shards import ShardProgress, choose, is_free, readable, surplus
+from oncebridge.sources.kinesis.shards import (
+    Roster,
+    ShardProgress,
+    choose,
+    is_free,
+    readable,
+    share,
+    surplus,
+)
 from oncebridge.sources.kinesis.stream import (
     KinesisStream,
     Position,
@@ -48,8 +50,7 @@ _T = TypeVar("_T")
 
 _log = logging.getLogger("oncebridge")
 
-_SKIP_S: Final = 10.0
-"""A shard whose reading ended in an unexpected error is skipped for so long."""
+_SKIP_S: Final = 10.0  # a shard whose reading ended in an unexpected error is skipped for so long
 _MINUTE_MS: Final = 60_000
 
 
@@ -77,19 +78,7 @@ class KinesisOptions(AwsOptions, frozen=True, kw_only=True):
     ] = timedelta(seconds=1)
 
 
-class _HeldShardTask(Struct):
-    """A shard that this worker holds, and the task that reads it."""
-
-    reader: HeldShard
-    task: asyncio.Task[None]
-    is_leaving: bool = False
-
-    def leave(self) -> None:
-        self.is_leaving = True
-        self.reader.stop()
-
-
-class KinesisSource:
+class KinesisSource(Source):
     """Reads *stream*, together with the other workers of the group."""
 
     Options: ClassVar = KinesisOptions
@@ -114,7 +103,7 @@ class KinesisSource:
         self._consumer: FanOutConsumer | None = None
         self._shards: list[Shard] = []
         self._ended: set[Shard] = set()
-        self._held: dict[Shard, _HeldShardTask] = {}
+        self._held: dict[Shard, HeldShard] = {}
         self._skipped_until: dict[Shard, float] = {}
         self._listed_s = self._searched_s = -1e9
         self._has_news = False
@@ -135,7 +124,7 @@ class KinesisSource:
     @property
     def behind_ms(self) -> int:
         """How far this worker is behind, in the shard where that is most."""
-        return max([held.reader.behind_ms for held in self._held.values()], default=0)
+        return max([held.behind_ms for held in self._held.values()], default=0)
 
     # --- the life of a source ----------------------------------------------------------
 
@@ -173,9 +162,6 @@ class KinesisSource:
         for held in self._held.values():
             held.leave()
 
-    def progress(self) -> tuple[int, int] | None:
-        return None
-
     async def aclose(self) -> None:
         if self._consumer is not None:
             self._consumer.close()
@@ -211,7 +197,10 @@ class KinesisSource:
             self._consumer = FanOutConsumer(arn, options)
         else:
             await self._try_to_read(shards)
-        self._warn_if_retention_exceeds_window(summary.retention)
+        if times := self._host.outlasted_window(summary.retention):
+            _log.warning(
+                "oncebridge.stream_outlasts_window", extra={"stream": stream.name, **times}
+            )
         self._roster = Roster(
             self._host.store,
             f"{summary.arn}\0{options.group}",
@@ -246,21 +235,6 @@ class KinesisSource:
                 raise
             raise ConfigError("source", message) from None
 
-    def _warn_if_retention_exceeds_window(self, retention: timedelta) -> None:
-        """Warn if the stream keeps records for longer than their events are remembered."""
-        windows = [gateway.settings.window for gateway in self._host.router.gateways]
-        windows += [
-            tier.window
-            for gateway in self._host.router.gateways
-            for rule in gateway.rules.rules
-            for tier in rule.tiers
-        ]
-        if retention > min(windows):
-            times = {"retention": retention, "window": min(windows)}
-            durations = {name: format_duration(time) for name, time in times.items()}
-            fields = {"stream": self._stream.name, **durations}
-            _log.warning("oncebridge.stream_outlasts_window", extra=fields)
-
     # --- sharing -----------------------------------------------------------------------
 
     async def _refresh(self) -> None:
@@ -279,9 +253,10 @@ class KinesisSource:
             if not held.task.done():
                 continue
             del self._held[shard]
-            if held.reader.is_ended:
+            if held.is_ended:
                 self._ended.add(shard)
-                self._listed_s, self._has_news = -1e9, True
+                self._has_news = True
+                self._list_soon()
             if not held.task.cancelled() and (error := held.task.exception()):
                 # Its type only: the text of an exception may quote the event.
                 place = {"stream": self._stream.name, "shard": shard.id}
@@ -300,7 +275,7 @@ class KinesisSource:
         await self._roster.renew(start_ms, has_news=has_news)
         self._has_news = False
         if self._roster.news != before + has_news:
-            self._listed_s = -1e9  # another worker reached the end of a shard
+            self._list_soon()  # another worker reached the end of a shard
 
     async def _list(self) -> None:
         if self._now() - self._listed_s < self._times.list.total_seconds():
@@ -332,10 +307,10 @@ class KinesisSource:
         """Return the shards that no worker reads, and record those that have ended."""
         known = self._ended | set(self._held)
         unknown = [shard for shard in self._shards if shard not in known]
-        seen = await read_states(self._host.store, [self._checkpoint(shard) for shard in unknown])
-        found = dict(zip(unknown, seen, strict=True))
+        records = await self._host.store.peek([self._checkpoint(shard).key for shard in unknown])
+        found = dict(zip(unknown, records, strict=True))
         self._ended.update(
-            [shard for shard in unknown if ShardProgress.read(found[shard].place).is_end]
+            [shard for shard, at in found.items() if at and ShardProgress.read(at.memo).is_end]
         )
         self._searched_s = self._now()
         now_ms, lease_ms = self._roster.now_ms, ms(self._times.lease)
@@ -359,29 +334,28 @@ class KinesisSource:
             await checkpoint.release(memo)
             return
         assert self._summary is not None  # noqa: S101 - or nothing is listed
-        reader = HeldShard(
+        held = HeldShard(
             shard,
             self._host,
+            stream=self._stream,
             feed=self._make_feed(shard, place.position(self._roster.start_ms or 0)),
             checkpoint=checkpoint,
             taken=place,
             worker=self._worker,
-            clock=self._stream.clock.now_ms,
             retention=self._summary.retention,
             times=self._times,
-            stream=self._stream.name,
         )
-        task = asyncio.create_task(reader.run())
-        task.add_done_callback(lambda _: self._woken.set())
-        self._held[shard] = _HeldShardTask(reader, task)
+        held.task = asyncio.create_task(held.run())
+        held.task.add_done_callback(lambda _: self._woken.set())
+        self._held[shard] = held
         _log.info("oncebridge.shard_taken", extra={"stream": self._stream.name, "shard": shard.id})
 
     def _make_feed(self, shard: Shard, position: Position) -> ShardFeed:
         pauses = FailureBackoff(self._stream.name, shard.id, self._host.dice, self._list_soon)
         if self._consumer is not None:
-            return PushedFeed(self._consumer, shard.id, position, pauses=pauses)
+            return PushedFeed(shard.id, position, pauses, consumer=self._consumer)
         poll_s = self._options.poll.total_seconds()
-        return PolledFeed(self._stream, shard.id, position, poll_s=poll_s, pauses=pauses)
+        return PolledFeed(shard.id, position, pauses, stream=self._stream, poll_s=poll_s)
 
     def _checkpoint(self, shard: Shard) -> Checkpoint:
         assert self._summary is not None  # noqa: S101 - or nothing is listed
@@ -403,13 +377,13 @@ class KinesisSource:
 
     async def _attempt(self, what: str, step: Callable[[], Awaitable[None]]) -> bool:
         """Run a step; return True if it worked. The next refresh tries it again."""
+        failure = ""
         try:
             await step()
         except OncebridgeError as error:
-            self._log_failure(what, str(error))
-            return False
-        self._log_failure(what, "")
-        return True
+            failure = str(error)
+        self._log_failure(what, failure)
+        return not failure
 
     def _log_failure(self, what: str, error: str) -> None:
         """Log the failure of a step, once, and when it is over."""

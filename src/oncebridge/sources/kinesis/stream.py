@@ -24,8 +24,7 @@ _ARN = re.compile(
     r"arn:aws[a-z-]*:kinesis:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):stream/(?P<name>[^/]+)"
 )
 _PAGE: Final = 1000
-_PAGE_TIMEOUT: Final = timedelta(seconds=30)
-"""A response may have up to 14 MB."""
+_PAGE_TIMEOUT: Final = timedelta(seconds=30)  # a response may have up to 14 MB
 
 
 class Shard(Struct, frozen=True, order=True):
@@ -50,12 +49,16 @@ class KinesisRecord(Struct, frozen=True, rename="pascal", gc=False):
         return round(self.approximate_arrival_timestamp * 1000)
 
 
-class RecordPage(Struct, frozen=True):
+class RecordPage(
+    Struct,
+    frozen=True,
+    rename={"records": "Records", "next": "NextShardIterator", "behind_ms": "MillisBehindLatest"},
+):
     """Some records; *next* is the iterator of the next page, None at the end of a shard."""
 
     records: list[KinesisRecord]
-    next: str | None
-    behind_ms: int
+    next: str | None = None
+    behind_ms: int = 0
 
 
 class Position(Struct, frozen=True):
@@ -71,18 +74,28 @@ class Position(Struct, frozen=True):
         return "AT_TIMESTAMP" if self.at_ms else "TRIM_HORIZON"
 
 
-class StreamSummary(Struct, frozen=True):
+class StreamSummary(
+    Struct, frozen=True, rename={"arn": "StreamARN", "retention_hours": "RetentionPeriodHours"}
+):
     """The ARN of a stream, and how long it keeps records."""
 
     arn: str
-    retention: timedelta
+    retention_hours: int = 24
+
+    @property
+    def retention(self) -> timedelta:
+        return timedelta(hours=self.retention_hours)
 
 
-class ConsumerInfo(Struct, frozen=True):
+class ConsumerInfo(Struct, frozen=True, rename={"arn": "ConsumerARN", "status": "ConsumerStatus"}):
     """A registered consumer of a stream (enhanced fan-out)."""
 
     arn: str
-    is_active: bool
+    status: str = ""
+
+    @property
+    def is_active(self) -> bool:
+        return self.status == "ACTIVE"
 
 
 class KinesisStream:
@@ -129,20 +142,19 @@ class KinesisStream:
 
     async def describe(self) -> StreamSummary:
         """Return the stream's ARN, and how long it keeps its records."""
-        found = await self._call("DescribeStreamSummary", {}, _summary_of)
-        summary = found.stream_description_summary
-        return StreamSummary(summary.stream_arn, timedelta(hours=summary.retention_period_hours))
+        return await self._call(
+            "DescribeStreamSummary", {}, StreamSummary, "StreamDescriptionSummary"
+        )
 
     async def shards(self) -> list[Shard]:
         """Return all shards that have or accept records, in the order of their ids."""
         found: list[Shard] = []
         token = None
         while True:
-            if token is None:
-                page = await self._call("ListShards", {"MaxResults": _PAGE}, _shards_of)
-            else:  # the token names the stream, and the name must not be sent with it
-                asked = {"NextToken": token, "MaxResults": _PAGE} | self._by_arn
-                page = await self._call("ListShards", asked, _shards_of, named=False)
+            asked: dict[str, Any] = {"MaxResults": _PAGE}
+            if token is not None:  # it names the stream, and the name must not be sent with it
+                asked |= {"NextToken": token} | self._by_arn
+            page = await self._call("ListShards", asked, _Listed, named=token is None)
             found += [shard.plain() for shard in page.shards]
             token = page.next_token
             if not token:
@@ -155,29 +167,26 @@ class KinesisStream:
             asked["StartingSequenceNumber"] = position.after
         elif position.at_ms:
             asked["Timestamp"] = position.at_ms / 1000
-        return (await self._call("GetShardIterator", asked, _iterator_of)).shard_iterator
+        return await self._call("GetShardIterator", asked, str, "ShardIterator")
 
     async def read(self, iterator: str, limit: int) -> RecordPage:
         """Return up to *limit* records; an empty page is not the end."""
         asked = {"ShardIterator": iterator, "Limit": limit} | self._by_arn
-        page = await self._call(
-            "GetRecords", asked, _page_of, named=False, within=self._page_timeout
-        )
-        return RecordPage(
-            page.records, page.next_shard_iterator or None, page.millis_behind_latest or 0
+        return await self._call(
+            "GetRecords", asked, RecordPage, named=False, within=self._page_timeout
         )
 
     async def consumer(self, arn: str, name: str) -> ConsumerInfo:
         """Return the registered consumer *name* of the stream *arn*."""
         asked = {"StreamARN": arn, "ConsumerName": name}
-        found = await self._call("DescribeStreamConsumer", asked, _consumer_of, named=False)
-        return found.consumer_description.plain()
+        return await self._call(
+            "DescribeStreamConsumer", asked, ConsumerInfo, "ConsumerDescription", named=False
+        )
 
-    async def register(self, arn: str, name: str) -> ConsumerInfo:
+    async def register(self, arn: str, name: str) -> None:
         """Register a consumer; it takes a moment until it is active."""
         asked = {"StreamARN": arn, "ConsumerName": name}
-        found = await self._call("RegisterStreamConsumer", asked, _registered_of, named=False)
-        return found.consumer.plain()
+        await self._call("RegisterStreamConsumer", asked, ConsumerInfo, "Consumer", named=False)
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -186,16 +195,20 @@ class KinesisStream:
         self,
         operation: str,
         asked: dict[str, Any],
-        answer: "msgspec.json.Decoder[_T]",
+        answer: type[_T],
+        field: str = "",
         *,
         named: bool = True,
         within: timedelta | None = None,
     ) -> _T:
+        """Make a call; return the response, or only *field* of it."""
         body = msgspec.json.encode(asked | self._named if named else asked)
         raw = await self._client.call(operation, body, within=within)
         try:
-            return answer.decode(raw)
-        except msgspec.MsgspecError:
+            if field:
+                raw = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])[field]
+            return msgspec.json.decode(raw, type=answer)
+        except (msgspec.MsgspecError, KeyError):
             raise Unclear(f"{operation}: the response is not a valid response of Kinesis") from None
 
 
@@ -223,17 +236,6 @@ def start_of(text: str) -> int | None:
 # --- responses ---------------------------------------------------------------------------
 
 
-class _Summary(
-    Struct, rename={"stream_arn": "StreamARN", "retention_period_hours": "RetentionPeriodHours"}
-):
-    stream_arn: str
-    retention_period_hours: int = 24
-
-
-class _Described(Struct, rename="pascal"):
-    stream_description_summary: _Summary
-
-
 class _Range(Struct, rename="pascal"):
     starting_sequence_number: str
 
@@ -253,39 +255,3 @@ class _Shard(Struct, rename="pascal"):
 class _Listed(Struct, rename="pascal"):
     shards: list[_Shard]
     next_token: str | None = None
-
-
-class _Iterator(Struct, rename="pascal"):
-    shard_iterator: str
-
-
-class _Records(Struct, rename="pascal"):
-    records: list[KinesisRecord]
-    next_shard_iterator: str | None = None
-    millis_behind_latest: int | None = None
-
-
-class _Consumer(
-    Struct, rename={"consumer_arn": "ConsumerARN", "consumer_status": "ConsumerStatus"}
-):
-    consumer_arn: str
-    consumer_status: str = ""
-
-    def plain(self) -> ConsumerInfo:
-        return ConsumerInfo(self.consumer_arn, self.consumer_status == "ACTIVE")
-
-
-class _ConsumerDescribed(Struct, rename="pascal"):
-    consumer_description: _Consumer
-
-
-class _Registered(Struct, rename="pascal"):
-    consumer: _Consumer
-
-
-_summary_of = msgspec.json.Decoder(_Described)
-_shards_of = msgspec.json.Decoder(_Listed)
-_iterator_of = msgspec.json.Decoder(_Iterator)
-_page_of = msgspec.json.Decoder(_Records)
-_consumer_of = msgspec.json.Decoder(_ConsumerDescribed)
-_registered_of = msgspec.json.Decoder(_Registered)

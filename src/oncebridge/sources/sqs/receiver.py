@@ -1,11 +1,10 @@
 """
 Messages of a queue while they are processed.
 
-They are hidden from other receivers for as long as they are processed, up to the twelve hours
-that SQS allows, and then deleted or returned to the queue, ten in a call and several calls at
-once. Calls that fail are retried a few times. In any case nothing is lost: a message that is not
-deleted is redelivered and found to be a duplicate, and one that is not returned becomes visible
-when its visibility timeout is over.
+They are hidden from other receivers for as long as they are processed, and then deleted or
+returned to the queue, ten in a call and several calls at once. Calls that fail are retried a few
+times. In any case nothing is lost: a message that is not deleted is redelivered and found to be a
+duplicate, and one that is not returned becomes visible when its visibility timeout is over.
 """
 
 import asyncio
@@ -15,6 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, Final, TypeVar
+
+from msgspec import Struct
 
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.queue import MOST_ENTRIES, Failure, Message, SqsQueue, advice, tens
@@ -28,31 +29,30 @@ LONGEST_S: Final = 43_195
 """SQS hides a message for at most twelve hours after it was received; this leaves a margin."""
 
 _LEAVE_S: Final = 2.0
-_LINGER_S = 0.05
-"""A short wait fills calls: ten messages in a call cost no more than one."""
+_LINGER_S = 0.05  # a short wait fills calls: ten messages in a call cost no more than one
 _TRIES: Final = 6
 _TRY_AGAIN_S: Final = 0.2
 _OVER_AFTER_S: Final = 5.0
 _NOT_DELETED: Final = "oncebridge.messages_not_deleted"
 
 
-class _ReceivedMessage:
+class _ReceivedMessage(Struct, eq=False):
     """A message that is being processed."""
 
-    __slots__ = ("handle", "id", "is_hidden", "received_at", "until")
-
-    def __init__(self, name: str) -> None:
-        self.id = name
-        self.handle = ""
-        self.received_at = 0.0
-        self.until = 0.0
-        """When it becomes visible to others again."""
-        self.is_hidden = True
-        """False once SQS refuses to hide it any longer."""
+    id: str
+    handle: str = ""
+    received_at: float = 0.0
+    until: float = 0.0
+    """When it becomes visible to others again."""
+    is_hidden: bool = True
+    """False once SQS refuses to hide it any longer."""
 
     def longest_s(self, now: float) -> int:
         """Return for how many seconds it can be hidden from now on."""
         return max(int(self.received_at + LONGEST_S - now), 0)
+
+
+_Hiding = tuple[_ReceivedMessage, int]  # a message, and after how many seconds it becomes visible
 
 
 class ReceivedMessages:
@@ -67,8 +67,7 @@ class ReceivedMessages:
         self._by_id: dict[str, _ReceivedMessage] = {}
         self._failure_logs: dict[str, FailureLog] = {}
         self._extending = asyncio.Lock()
-        self._final: list[int] = []
-        """Messages that are about to be deleted."""
+        self._final: list[int] = []  # messages that are about to be deleted
         self._lingering: asyncio.TimerHandle | None = None
         self._back: list[tuple[int, int]] = []
         """Messages that are about to be returned, and after how many seconds they are visible."""
@@ -158,7 +157,7 @@ class ReceivedMessages:
         held.is_hidden = False
         self._unlogged["oncebridge.messages_not_hidden"] += 1
 
-    async def _hide(self, changes: Sequence[tuple[_ReceivedMessage, int]]) -> list[Failure | None]:
+    async def _hide(self, changes: Sequence[_Hiding]) -> list[Failure | None]:
         return await self._in_tens(
             self._queue.change_visibility,
             [(held.handle, seconds) for held, seconds in changes],
@@ -173,7 +172,7 @@ class ReceivedMessages:
         if len(self._final) < MOST_ENTRIES:
             self._start_calls_soon()
         else:
-            self._start_deleting()
+            self._start_calls()
 
     def return_to_queue(self, place: int, seconds: int) -> None:
         """Return a message to the queue, by its number, visible after so many seconds."""
@@ -190,14 +189,11 @@ class ReceivedMessages:
             self._lingering.cancel()
             self._lingering = None
         if self._final:
-            self._start_deleting()
+            final, self._final = self._final, []
+            self._start(self._delete(final))
         if self._back:
             back, self._back = self._back, []
             self._start(self._return(back))
-
-    def _start_deleting(self) -> None:
-        final, self._final = self._final, []
-        self._start(self._delete(final))
 
     def _start(self, call: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(call)
@@ -213,32 +209,33 @@ class ReceivedMessages:
         self._forget([place for place, _ in pairs])
         async with self._extending:
             pass  # a running call would hide them again
-        pause_s = _TRY_AGAIN_S
-        for _ in range(_TRIES // 2):
-            answers = await self._hide(changes)
-            changes = [
-                change
-                for change, failure in zip(changes, answers, strict=True)
-                if failure is not None and failure.is_transient
-            ]
-            if not changes:
-                return
-            await asyncio.sleep(pause_s)
-            pause_s *= 2
-        # They become visible when their visibility timeout ends.
-        self._unlogged["oncebridge.messages_not_given_back"] += len(changes)
+        # Those that cannot be returned become visible when their visibility timeout ends.
+        await self._retried(
+            self._hide_once, changes, _TRIES // 2, "oncebridge.messages_not_given_back"
+        )
 
-    async def _delete(self, left: list[int]) -> None:
+    async def _hide_once(self, changes: Sequence[_Hiding]) -> list[_Hiding]:
+        """Set when messages become visible; return those to retry."""
+        pairs = zip(changes, await self._hide(changes), strict=True)
+        return [change for change, failure in pairs if failure and failure.is_transient]
+
+    async def _delete(self, places: list[int]) -> None:
+        # Those that cannot be deleted are redelivered, and found to be duplicates.
+        self._forget(await self._retried(self._delete_once, places, _TRIES, _NOT_DELETED))
+
+    async def _retried(
+        self, call: Callable[[list[_T]], Awaitable[list[_T]]], left: list[_T], tries: int, log: str
+    ) -> list[_T]:
+        """Make *call* until it returns nothing to retry; return, and count for *log*, what is left."""
         pause_s = _TRY_AGAIN_S
-        for _ in range(_TRIES):
-            left = await self._delete_once(left)
+        for _ in range(tries):
+            left = await call(left)
             if not left:
-                return
+                break
             await asyncio.sleep(pause_s * (1 + self._dice.fraction()))
             pause_s *= 2
-        # They are redelivered, and found to be duplicates.
-        self._forget(left)
-        self._unlogged[_NOT_DELETED] += len(left)
+        self._unlogged[log] += len(left)
+        return left
 
     async def _delete_once(self, places: Sequence[int]) -> list[int]:
         """Delete messages; return those to retry."""

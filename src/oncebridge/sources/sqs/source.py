@@ -6,12 +6,8 @@ stored in the dead letters. A message that another worker holds, or that failed 
 the cause, is returned to the queue for as long as it should wait.
 **Outages:** while the store or every sink is down, or all routes are paused, nothing is received,
 and the messages that were received stay hidden, so no receive count goes up.
-**Cost:** a receive and a delete for ten messages, and three receives a minute for each receiver
-that waits at an empty queue.
-
-Messages are received with the visibility timeout of `visibility`, which is extended while they are
-processed, up to the twelve hours that SQS allows. In a FIFO queue, the next message of a group
-starts when the one before it is final; if one is returned, so is the rest of its group.
+**Order:** in a FIFO queue, the next message of a group starts when the one before it is final; if
+one is returned, so is the rest of its group.
 """
 
 import asyncio
@@ -33,7 +29,7 @@ from oncebridge.events.trace_context import NAME as TRACEPARENT
 from oncebridge.events.trace_context import XRAY_ATTRIBUTE, BytesWithContext
 from oncebridge.sinks.api import Closed
 from oncebridge.sinks.aws.answers import answer_to
-from oncebridge.sources.api import Host, TraceparentReader
+from oncebridge.sources.api import Host, Source, TraceparentReader
 from oncebridge.sources.pump import Pump, Retry, SourceRecord
 from oncebridge.sources.sqs.receiver import LONGEST_S, FailureLog, ReceivedMessages
 
@@ -73,7 +69,7 @@ class SqsSourceOptions(AwsOptions, frozen=True, kw_only=True):
     ] = 2000
 
 
-class SqsSource:
+class SqsSource(Source):
     """Reads the queue at *address*."""
 
     Options: ClassVar = SqsSourceOptions
@@ -87,8 +83,7 @@ class SqsSource:
         self._host: Host
         self._received: ReceivedMessages
         self._pump: Pump[int] | None = None
-        self._first: list[SourceRecord[int]] = []
-        """Messages received by the check of permissions."""
+        self._first: list[SourceRecord[int]] = []  # messages received by the check of permissions
         self._is_stopping = False
 
     @classmethod
@@ -145,9 +140,6 @@ class SqsSource:
         if self._pump is not None:
             self._pump.stop()
 
-    def progress(self) -> tuple[int, int] | None:
-        return None
-
     async def aclose(self) -> None:
         if self._pump is not None:
             await self._received.aclose()
@@ -180,11 +172,8 @@ class SqsSource:
         elif found.max_receives < needed:
             extra = {**queue, "maxReceiveCount": found.max_receives, "at_least": needed}
             _log.warning("oncebridge.queue_redrives_early", extra=extra)
-        window = min([one.window for one in settings])
-        if found.retention > window:
-            times = {"retention": found.retention, "window": window}
-            extra = {**queue, **{name: format_duration(time) for name, time in times.items()}}
-            _log.warning("oncebridge.queue_outlasts_window", extra=extra)
+        if times := self._host.outlasted_window(found.retention):
+            _log.warning("oncebridge.queue_outlasts_window", extra={**queue, **times})
 
     async def _check_permissions(self) -> None:
         """Check the permissions that are needed, without losing a message."""

@@ -16,9 +16,9 @@ replicas are refused: two Regions could claim the same event.
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Self
 
 import msgspec
 from msgspec import Struct
@@ -26,15 +26,13 @@ from msgspec import Struct
 from oncebridge.aws.addresses import name_and_region
 from oncebridge.aws.client import AwsClient, AwsError, NotSent, SampleCall, Unclear
 from oncebridge.aws.options import AwsStoreOptions
-from oncebridge.aws.skewed_clock import SkewedClock
-from oncebridge.base.clock import Clock, ms
+from oncebridge.base.clock import Clock
 from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError, StoreUnavailable
-from oncebridge.stores.api import Record
+from oncebridge.stores.api import Portable, Record
+from oncebridge.stores.aws_time import AwsTime
 from oncebridge.stores.conditional import ConditionalStore, Records
-from oncebridge.stores.dynamodb.table import DynamoDBTable, advice
-
-_T = TypeVar("_T")
+from oncebridge.stores.dynamodb.table import DynamoDBTable, advice, decoded
 
 _log = logging.getLogger("oncebridge")
 
@@ -42,34 +40,21 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 _ARN = re.compile(
     r"arn:aws[a-z-]*:dynamodb:(?P<region>[a-z0-9-]+):(?P<account>\d{12}):table/(?P<table>[^/]+)"
 )
+_KEY: Final = [{"AttributeName": "k", "KeyType": "HASH"}]
+_KEY_TYPE: Final = {"AttributeName": "k", "AttributeType": "B"}
 _LONGEST_WAIT_S: Final = 120
 _PROBE: Final = b"oncebridge probe"
-_WARN_EVERY_MS: Final = 60_000
 _PAGE: Final = 1000
 _COUNT_EVERY_S: Final = 600.0
 _COUNT_WITHIN_S: Final = 1.0
 
 
-class _KeySchema(Struct, rename="pascal"):
-    attribute_name: str
-    key_type: str
-
-
-class _Attribute(Struct, rename="pascal"):
-    attribute_name: str
-    attribute_type: str
-
-
-class _Replica(Struct, rename="pascal"):
-    region_name: str = ""
-
-
 class _Table(Struct, rename="pascal"):
     table_status: str
-    key_schema: list[_KeySchema]
-    attribute_definitions: list[_Attribute]
+    key_schema: list[dict[str, str]]
+    attribute_definitions: list[dict[str, str]]
     table_arn: str = ""
-    replicas: list[_Replica] = []
+    replicas: list[Any] = []
     global_table_version: str = ""
     multi_region_consistency: str = ""
     item_count: Any = None  # only reported
@@ -101,7 +86,7 @@ class DynamoDBOptions(AwsStoreOptions, frozen=True, kw_only=True):
     ] = 32
 
 
-class DynamoDBStore(ConditionalStore):
+class DynamoDBStore(ConditionalStore, Portable):
     """
     Keep records in the DynamoDB table *table*, given by its name or its ARN.
 
@@ -126,22 +111,15 @@ class DynamoDBStore(ConditionalStore):
             raise ConfigError("region", f"the ARN of the table says {found['region']}")
         self._arn = table if found else ""
         self._name = name
-        self._clock = clock
-        self._skewed = SkewedClock()
-        self._max_skew_ms = ms(options.max_skew)
-        self._warned_ms = 0
         self._client = AwsClient(
             SampleCall("dynamodb", "describe_table", {"TableName": name}),
             options,
             region=found["region"] if found else None,
             connections=options.connections,
-            clock=self._skewed,
         )
+        self._time = AwsTime(self._client.clock, options, clock, "dynamodb", {"table": name})
         self._table = DynamoDBTable(
-            self._client,
-            name,
-            clock=clock or self._time,
-            timeout_s=options.timeout.total_seconds(),
+            self._client, name, clock=self._time.now_ms, timeout_s=options.timeout.total_seconds()
         )
         self._expires = True
         self._is_open = False
@@ -149,7 +127,7 @@ class DynamoDBStore(ConditionalStore):
         self._to_read = 0
         self._counted: dict[str, int | None] = {}
         self._count_from_s = 0.0
-        super().__init__(self._table, margin_ms=self._max_skew_ms if clock is None else 0)
+        super().__init__(self._table, margin_ms=self._time.margin_ms)
 
     @classmethod
     def from_url(cls, url: str, options: DynamoDBOptions | None = None) -> Self:
@@ -183,8 +161,7 @@ class DynamoDBStore(ConditionalStore):
             self._table.has_transactions = self._expires = False
         else:
             await self._check_expiry()
-        if self._clock is None:
-            self._check_clock()
+        self._time.check()
         with _as_config_error():
             await self._table.check_form()
             # There is no such item; it is about the permission.
@@ -207,10 +184,9 @@ class DynamoDBStore(ConditionalStore):
         except AwsError:
             return None
         except ConfigError:
-            if self._clock is None:
-                self._check_clock()  # a wrong clock may be why the signature was refused
+            self._time.check()  # a wrong clock may be why the signature was refused
             raise
-        return _read(_described, answer).table
+        return decoded(_described, answer).table
 
     def _check(self, table: _Table) -> None:
         """Raise `ConfigError` if the table cannot be used."""
@@ -223,9 +199,7 @@ class DynamoDBStore(ConditionalStore):
             )
         if table.table_status not in ("ACTIVE", "UPDATING"):
             raise StoreUnavailable(f"the DynamoDB table {name} is {table.table_status.lower()}")
-        keys = [(key.attribute_name, key.key_type) for key in table.key_schema]
-        kinds = {one.attribute_name: one.attribute_type for one in table.attribute_definitions}
-        if keys != [("k", "HASH")] or kinds.get("k") != "B":
+        if table.key_schema != _KEY or _KEY_TYPE not in table.attribute_definitions:
             raise ConfigError(
                 "",
                 f"the DynamoDB table {name} is not a table of oncebridge: its only key must be k, "
@@ -242,32 +216,20 @@ class DynamoDBStore(ConditionalStore):
 
     async def _check_expiry(self) -> None:
         try:
-            answer = await self._table.call("DescribeTimeToLive", {"TableName": self._name})
+            expiry = await self._read_expiry()
         except StoreUnavailable:
             raise
         except StoreError as error:
             extra = {"table": self._name, "error": str(error)}
             _log.warning("oncebridge.dynamodb_expiry_unknown", extra=extra)
             return
-        expiry = _read(_expiry, answer).time_to_live_description
         if expiry.attribute_name != "x" or not expiry.time_to_live_status.startswith("ENABL"):
             extra = {"table": self._name, "do": "oncebridge migrate"}
             _log.warning("oncebridge.dynamodb_without_expiry", extra=extra)
 
-    def _check_clock(self) -> None:
-        if not self._skewed.check(self._max_skew_ms):
-            _log.warning("oncebridge.dynamodb_clock_unknown", extra={"table": self._name})
-
-    # --- time ----------------------------------------------------------------------------
-
-    def _time(self) -> int:
-        now = self._skewed.now_ms()
-        offset_ms = self._skewed.offset_ms
-        if abs(offset_ms) > self._max_skew_ms and now - self._warned_ms > _WARN_EVERY_MS:
-            self._warned_ms = now
-            extra = {"table": self._name, "offset_ms": offset_ms}
-            _log.warning("oncebridge.dynamodb_clock_is_off", extra=extra)
-        return now
+    async def _read_expiry(self) -> _TimeToLive:
+        answer = await self._table.call("DescribeTimeToLive", {"TableName": self._name})
+        return decoded(_expiry, answer).time_to_live_description
 
     # --- state ---------------------------------------------------------------------------
 
@@ -283,9 +245,7 @@ class DynamoDBStore(ConditionalStore):
         if now_s >= self._count_from_s:
             self._count_from_s = now_s + _COUNT_EVERY_S
             await self._count()
-        if self._clock is None and self._skewed.error_ms is None:
-            return {**self._counted, "clock_offset_ms": None}  # no answer had a date yet
-        return self._counted
+        return {**self._counted, **self._time.health()}
 
     async def _count(self) -> None:
         try:
@@ -324,9 +284,8 @@ class DynamoDBStore(ConditionalStore):
                 self._purge_from, page, consistent=False
             )
             gone += await self._remove_past(entries)
-            self._to_read = (
-                self._to_read - len(entries) if self._purge_from else 0
-            )  # once round is enough
+            # Once round is enough.
+            self._to_read = self._to_read - len(entries) if self._purge_from else 0
         return gone
 
     # --- creating the table --------------------------------------------------------------
@@ -347,8 +306,8 @@ class DynamoDBStore(ConditionalStore):
     async def _create(self) -> None:
         asked = {
             "TableName": self._name,
-            "AttributeDefinitions": [{"AttributeName": "k", "AttributeType": "B"}],
-            "KeySchema": [{"AttributeName": "k", "KeyType": "HASH"}],
+            "AttributeDefinitions": [_KEY_TYPE],
+            "KeySchema": _KEY,
             "BillingMode": "PAY_PER_REQUEST",
         }
         with _as_config_error(), suppress(AwsError):  # another process is creating it
@@ -369,8 +328,7 @@ class DynamoDBStore(ConditionalStore):
             await asyncio.sleep(0.5)
 
     async def _switch_expiry_on(self) -> bool:
-        answer = await self._table.call("DescribeTimeToLive", {"TableName": self._name})
-        expiry = _read(_expiry, answer).time_to_live_description
+        expiry = await self._read_expiry()
         if expiry.time_to_live_status.startswith("ENABL"):
             if expiry.attribute_name != "x":
                 raise ConfigError(
@@ -400,10 +358,3 @@ def _as_config_error() -> Iterator[None]:
         raise
     except StoreError as error:
         raise ConfigError("", str(error)) from error
-
-
-def _read(decode: Callable[[bytes], _T], body: bytes) -> _T:
-    try:
-        return decode(body)
-    except msgspec.DecodeError:
-        raise StoreUnavailable("DynamoDB: the answer cannot be read") from None

@@ -193,7 +193,7 @@ class DynamoDBTable:
         }
         if place:
             asked["ExclusiveStartKey"] = {"k": {"B": place}}
-        page = _read(_page, await self.call("Scan", asked))
+        page = decoded(_page, await self.call("Scan", asked))
         following = page.last_evaluated_key
         entries = [_entry(item) for item in page.items if item.k.value != _FORM]
         return entries, following.k.value if following else b""
@@ -227,7 +227,7 @@ class DynamoDBTable:
         while True:
             asked = {"Keys": [{"k": {"B": place}} for place in unread], "ConsistentRead": True}
             answer = await self.call("BatchGetItem", {"RequestItems": {self._name: asked}})
-            page = _read(_found, answer)
+            page = decoded(_found, answer)
             for items in page.responses.values():
                 found |= {item.k.value: item for item in items}
             unread = [key.k.value for left in page.unprocessed_keys.values() for key in left.keys]
@@ -255,7 +255,7 @@ class DynamoDBTable:
     async def _execute(self, statements: Sequence[Any]) -> list[Any]:
         """Run statements; return True for each that has written, None where its condition failed."""
         answer = await self.call("BatchExecuteStatement", {"Statements": statements})
-        results = _read(_results, answer).responses
+        results = decoded(_results, answer).responses
         if len(results) != len(statements):
             raise StoreUnavailable("DynamoDB answered for another number of statements")
         return [
@@ -272,7 +272,7 @@ class DynamoDBTable:
             answer = await self.call("DeleteItem", asked, expected)
         except AwsError:
             return [False]
-        _read(_an_object, answer)
+        decoded(_an_object, answer)
         return [True]
 
     def _put(self, values: _Values, before: bytes | None) -> dict[str, Any]:
@@ -291,8 +291,8 @@ class DynamoDBTable:
         try:
             answer = await self.call("TransactWriteItems", asked, ("TransactionCanceledException",))
         except AwsError as error:
-            return [self._refused(_read(_cancelled, error.body).cancellation_reasons)]
-        _read(_an_object, answer)  # another server's page does not confirm anything
+            return [self._refused(decoded(_cancelled, error.body).cancellation_reasons)]
+        decoded(_an_object, answer)  # another server's page does not confirm anything
         return [True]
 
     def _refused(self, failures: Sequence[_StatementError]) -> NoAnswer | None:
@@ -356,14 +356,15 @@ def _condition(before: bytes | None) -> dict[str, Any]:
     return {"ConditionExpression": "r = :r", "ExpressionAttributeValues": values}
 
 
-def _read(decode: Callable[[bytes], _T], body: bytes) -> _T:
+def decoded(decode: Callable[[bytes], _T], body: bytes) -> _T:
+    """Return an answer; raise `StoreError` if it has items of others."""
     try:
         return decode(body)
-    except msgspec.ValidationError:
-        raise StoreError(
-            "the DynamoDB table has items that are not from oncebridge; use a separate table"
-        ) from None
-    except msgspec.DecodeError:
+    except msgspec.DecodeError as error:
+        if isinstance(error, msgspec.ValidationError) and decode in (_found, _page):
+            raise StoreError(
+                "the DynamoDB table has items that are not from oncebridge; use a separate table"
+            ) from None
         raise StoreUnavailable("DynamoDB: the answer cannot be read") from None
 
 

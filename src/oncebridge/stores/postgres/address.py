@@ -61,9 +61,7 @@ def read_address(url: str, names: Sequence[str] = ()) -> tuple[PostgresAddress, 
     database = unquote(parts.path[1:]) or query.get("dbname", "") or user
     session = query.get("target_session_attrs", "any" if len(hosts) < 2 else "read-write")
     if session not in _SESSIONS:
-        raise ConfigError(
-            "", f"{shown!r}: target_session_attrs: {did_you_mean(session, _SESSIONS)}"
-        )
+        raise _error(shown, f"target_session_attrs: {did_you_mean(session, _SESSIONS)}")
     for_driver = "&".join(
         f"{name}={quote(value, safe='/')}" for name, value in query.items() if name in _FOR_DRIVER
     )
@@ -82,19 +80,17 @@ def _split(shown: Shown) -> SplitResult:
     try:
         parts = urlsplit(shown)
     except ValueError:  # its text would quote the password
-        raise ConfigError("", f"{shown!r}: its host or port cannot be read") from None
+        raise _error(shown, "its host or port cannot be read") from None
     if parts.scheme not in ("postgresql", "postgres") or not shown[len(parts.scheme) :].startswith(
         "://"
     ):
-        raise ConfigError(
-            "", f"{shown!r}: write it as postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
-        )
+        raise _error(shown, "write it as postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
     if parts.fragment:
-        raise ConfigError("", f"{shown!r}: write a # in the password as %23")
+        raise _error(shown, "write a # in the password as %23")
     if parts.netloc.count("@") > 1:
-        raise ConfigError("", f"{shown!r}: write an @ in the password as %40")
+        raise _error(shown, "write an @ in the password as %40")
     if "/" in parts.path[1:]:
-        raise ConfigError("", f"{shown!r}: write a / in the password or the database as %2F")
+        raise _error(shown, "write a / in the password or the database as %2F")
     return parts
 
 
@@ -102,19 +98,16 @@ def _query(parts: SplitResult, shown: Shown, names: Sequence[str]) -> dict[str, 
     try:
         query = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
     except ValueError:
-        raise ConfigError(
-            "",
-            f"{shown!r}: the text after ? must be NAME=VALUE&NAME=VALUE; write a ? in the password "
-            "as %3F",
+        raise _error(
+            shown,
+            "the text after ? must be NAME=VALUE&NAME=VALUE; write a ? in the password as %3F",
         ) from None
     allowed = (*_FOR_DRIVER, *_FOR_US, *names)
     for name, value in query.items():
         if name not in allowed:
-            raise ConfigError(
-                "", f"{shown!r}: there is no parameter {name!r}; {did_you_mean(name, allowed)}"
-            )
+            raise _error(shown, f"there is no parameter {name!r}; {did_you_mean(name, allowed)}")
         if name in _FILES and not Path(value).is_file():
-            raise ConfigError("", f"{shown!r}: {name}: there is no such file")
+            raise _error(shown, f"{name}: there is no such file")
     return query
 
 
@@ -127,7 +120,7 @@ def _hosts(written: str, query: Mapping[str, str], shown: Shown) -> tuple[Host, 
     if len(ports) == 1:
         ports *= len(hosts)
     if len(ports) != len(hosts):
-        raise ConfigError("", f"{shown!r}: has {len(ports)} ports for {len(hosts)} hosts")
+        raise _error(shown, f"has {len(ports)} ports for {len(hosts)} hosts")
     return tuple(zip(hosts, ports, strict=True))
 
 
@@ -137,11 +130,15 @@ def _host(written: str, shown: Shown) -> Host:
         return (directory, _port(port, shown)) if colon else (written, 0)
     found = _HOST.fullmatch(written)
     if not found or not (found[1] or found[2]):
-        raise ConfigError("", f"{shown!r}: write a host as NAME:PORT or [ADDRESS]:PORT")
+        raise _error(shown, "write a host as NAME:PORT or [ADDRESS]:PORT")
     return found[1] or found[2], _port(found[3], shown) if found[3] else 0
 
 
 def _port(written: str, shown: Shown) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", written) or not 0 < int(written) < 65536:
-        raise ConfigError("", f"{shown!r}: a port must be a number from 1 to 65535")
+        raise _error(shown, "a port must be a number from 1 to 65535")
     return int(written)
+
+
+def _error(shown: Shown, text: str) -> ConfigError:
+    return ConfigError("", f"{shown!r}: {text}")

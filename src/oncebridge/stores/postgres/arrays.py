@@ -6,12 +6,14 @@ encoded here, in the server's binary format. The driver can do that too, but che
 element whether it is an array, which takes most of the time.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from struct import Struct
 from typing import Any, Final, TypeVar
 
-from oncebridge.stores.api import Column, Columns, Memories, Record, Wants
+from msgspec.structs import astuple
+
+from oncebridge.stores.api import Column, Columns, Wants
 
 _T = TypeVar("_T")
 
@@ -22,20 +24,20 @@ _BYTEA: Final = 17  # the numbers of the types
 _INT8: Final = 20
 _EMPTY: Final = Struct(">iiI")  # dimensions, whether there are NULLs, type of the elements
 _FRONT: Final = Struct(">iiIii")  # the same; how many, counted from
-_DIMENSION: Final = _FRONT.size - _EMPTY.size
 _SIZE: Final = Struct(">i")
 _NULL: Final = _SIZE.pack(-1)
 _NUMBER: Final = Struct(">iq")  # size and value
-_ONE_NUMBER: Final = Struct(">iiIiiiq")  # all of it, as most arrays of numbers have one
+_ONE_BYTES: Final = Struct(">iiIiii")  # all but the value, as most arrays have one
+_ONE_NUMBER: Final = Struct(">iiIiiiq")
 
 
 def claim_arrays(wants: Wants) -> tuple[Any, ...]:
     """Return claims as the arrays that the function `claim` takes."""
     sizes, lasts = wants.sizes, list[int]()
-    columns: Iterable[Column[Any]]
+    columns: Sequence[Column[Any]]
     columns = wants.token, wants.generation, wants.lease_ms, wants.keep_ms, wants.memo
     if sizes is not None:
-        columns = [_per_key(column, sizes) for column in columns]
+        columns = [wants.by_key(column) for column in columns]
         for size in sizes:
             lasts += [len(lasts) + size] * size
     keys, wholes = stored_keys(wants.keys)
@@ -44,31 +46,8 @@ def claim_arrays(wants: Wants) -> tuple[Any, ...]:
 
 def arrays(batch: Columns[Any]) -> tuple[Any, ...]:
     """Return a batch as the arrays that the function for it takes: one per field, in order."""
-    columns = [getattr(batch, name) for name in batch.__struct_fields__[1:]]
-    return stored_keys(batch.keys)[0], *map(as_array, columns)
-
-
-def remember_arrays(memories: Memories) -> tuple[Any, ...]:
-    """Return memories as the arrays that the function `remember` takes."""
-    return *arrays(memories), stored_keys(memories.keys)[1]
-
-
-def load_arrays(records: Sequence[Record]) -> tuple[Any, ...]:
-    """Return records as the arrays that the function `load` takes."""
-    keys, wholes = stored_keys([record.key for record in records])
-    return (
-        [record.until_ms for record in records],
-        [record.keep_until_ms for record in records],
-        [record.hard_until_ms for record in records],
-        [record.attempts for record in records],
-        [record.fate or 0 for record in records],
-        keys,
-        [record.token for record in records],
-        [record.generation for record in records],
-        [record.hash for record in records],
-        [record.memo for record in records],
-        wholes,
-    )
+    keys, *columns = astuple(batch)
+    return stored_keys(keys)[0], *map(as_array, columns)
 
 
 def as_array(column: Column[_T]) -> list[_T]:
@@ -93,17 +72,12 @@ def stored_keys(keys: list[bytes]) -> tuple[list[bytes], list[bytes]]:
     )
 
 
-def _per_key(column: Column[_T], sizes: Sequence[int]) -> list[_T]:
-    """Return a column with one value per event as one with a value per key."""
-    if not isinstance(column, list):
-        return [column]
-    return [value for value, size in zip(column, sizes, strict=True) for _ in range(size)]
-
-
 def encode_bytes(values: Sequence[Any]) -> bytes:
     """Return bytes, or None for NULL, as an array of `bytea` in the server's binary format."""
     if not values:
         return _EMPTY.pack(0, 0, _BYTEA)
+    if len(values) == 1 and values[0] is not None:
+        return b"".join((_ONE_BYTES.pack(1, 0, _BYTEA, 1, 1, len(values[0])), values[0]))
     sizes = {None if value is None else len(value) for value in values}
     front = _FRONT.pack(1, None in sizes, _BYTEA, len(values), 1)
     if len(sizes) == 1 and None not in sizes:  # one value, and nearly all keys and memos
@@ -114,18 +88,6 @@ def encode_bytes(values: Sequence[Any]) -> bytes:
     return b"".join(pieces)
 
 
-def decode_bytes(data: bytes) -> list[bytes | None]:
-    """Return the elements of an array of `bytea` in the server's binary format."""
-    values: list[bytes | None] = []
-    at = _first_element(data)
-    while at < len(data):
-        (size,) = _SIZE.unpack_from(data, at)
-        at += _SIZE.size
-        values.append(None if size < 0 else data[at : at + size])
-        at += max(size, 0)
-    return values
-
-
 def encode_numbers(values: Sequence[int]) -> bytes:
     """Return an array of `bigint` in the server's binary format."""
     if len(values) == 1:
@@ -134,13 +96,3 @@ def encode_numbers(values: Sequence[int]) -> bytes:
         return _EMPTY.pack(0, 0, _INT8)
     front = _FRONT.pack(1, 0, _INT8, len(values), 1)
     return b"".join([front, *[_NUMBER.pack(8, value) for value in values]])
-
-
-def decode_numbers(data: bytes) -> list[int]:
-    """Return the elements of an array of `bigint`, none of them NULL."""
-    return [value for _, value in _NUMBER.iter_unpack(data[_first_element(data) :])]
-
-
-def _first_element(data: bytes) -> int:
-    dimensions, _, _ = _EMPTY.unpack_from(data)
-    return _EMPTY.size + int(dimensions) * _DIMENSION

@@ -127,10 +127,20 @@ async def table_faults(link: Link, pool: Pool, layout: Layout) -> list[ServerFau
     return faults
 
 
-async def check_table(link: Link, pool: Pool, layout: Layout) -> None:
-    """Raise `ConfigError` if the tables cannot be used."""
-    for fault in await table_faults(link, pool, layout):
-        raise ConfigError("", f"{pool.address.shown!r}: {fault.text}")
+async def check_table(pool: Pool, layout: Layout, *, may_migrate: bool) -> None:
+    """Raise `ConfigError` if the tables cannot be used; with *may_migrate*, create them first."""
+
+    async def check(link: Link) -> None:
+        for fault in await table_faults(link, pool, layout):
+            raise ConfigError("", f"{pool.address.shown!r}: {fault.text}")
+
+    try:
+        await pool.run(check)
+    except ConfigError:
+        if not may_migrate:
+            raise
+        await migrate(pool, layout)
+        await pool.run(check)
 
 
 async def _read_table(link: Link, pool: Pool, layout: Layout) -> tuple[Any, int | None]:

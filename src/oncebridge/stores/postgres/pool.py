@@ -19,8 +19,8 @@ from asyncpg.connect_utils import SessionAttribute
 from asyncpg.prepared_stmt import PreparedStatement
 
 from oncebridge.errors import ConfigError, OncebridgeError
-from oncebridge.stores.postgres import arrays
 from oncebridge.stores.postgres.address import Host, PostgresAddress
+from oncebridge.stores.postgres.arrays import encode_bytes, encode_numbers
 
 _T = TypeVar("_T")
 
@@ -30,6 +30,8 @@ _CLOSE_S = 2.0
 _RETRIES: Final = 3  # after deadlocks and serialization failures
 _RETRYABLE = frozenset({"40001", "40P01"})
 _OUTDATED = frozenset({"26000", "42P05"})
+_LOST = frozenset({"57P01", "57P02", "57P03", "57P05", "40003"})
+"""The connection was lost, so that the result of the statement is not known."""
 _READ_ONLY = "25006"
 
 _ARRAYS: Final = [
@@ -47,11 +49,8 @@ _ARRAYS: Final = [
 ]
 """Types that the driver would otherwise query on every connection. It sets `jit` for that, which a
 pooler may apply to another client's session. These numbers never change."""
-_CODECS: Final = (
-    (1001, "_bytea", arrays.encode_bytes, arrays.decode_bytes),
-    (1016, "_int8", arrays.encode_numbers, arrays.decode_numbers),
-)
-"""Types that we encode ourselves; they are scalars for the driver."""
+_CODECS: Final = ((1001, "_bytea", encode_bytes), (1016, "_int8", encode_numbers))
+"""Types that we encode ourselves; they are scalars for the driver. No statement returns them."""
 
 
 class NotConnected(OncebridgeError):
@@ -66,13 +65,6 @@ class NoReply(OncebridgeError):
     """A statement was sent, and then the connection was lost or the time was over."""
 
 
-class _Stage:
-    """The progress of a call, for the error message after a timeout."""
-
-    missing = "all connections were in use, and none came free"
-    is_sent = False
-
-
 class Link:
     """One connection."""
 
@@ -82,10 +74,9 @@ class Link:
         self._is_direct: bool | None = None
         self.statements: dict[str, PreparedStatement[Any]] = {}
 
-    async def fetch(self, query: str, *args: Any, timeout: float | None = None) -> list[Any]:  # noqa: ASYNC109 - the driver's
+    async def fetch(self, query: str, *args: Any) -> list[Any]:
         """Run a statement; one round trip, except for the first time."""
-        statement = self.statements.get(query) or await self.prepared(query)
-        return await statement.fetch(*args, timeout=timeout)
+        return await (await self.prepared(query)).fetch(*args)
 
     async def prepared(self, query: str) -> "PreparedStatement[Any]":
         if query not in self.statements:
@@ -141,13 +132,14 @@ class Pool:
         # Usually a connection is idle and has prepared it; then the driver alone limits the time.
         left, seconds, loop = None, self._timeout_s, asyncio.get_running_loop()
         link = None if self._loop is not loop or self._slots.locked() else self._idle_link()
-        if link is not None and query not in link.statements:
+        statement = link.statements.get(query) if link is not None else None
+        if link is not None and statement is None:
             self._idle.append(link)
-        elif link is not None:
+        elif link is not None and statement is not None:
             ends_s = loop.time() + seconds
             await self._slots.acquire()  # at once, as one is free
             try:
-                return await self._run_on(link, lambda _: link.fetch(query, *args, timeout=seconds))
+                return await self._run_on(link, statement.fetch(*args, timeout=seconds))
             except TimeoutError:
                 raise NoReply(f"{self.address.shown!r}: no answer within {seconds:g}s") from None
             except NoReply:  # it was lost since it was last used
@@ -176,48 +168,45 @@ class Pool:
         """
         self._use_running_loop()
         seconds = self._timeout_s if within is None else within.total_seconds()
-        stage = _Stage()
+        missing, is_sent = "all connections were in use, and none came free", False
         try:
             async with asyncio.timeout(seconds), self._slots:
                 link = self._idle_link()
-                if link is not None:
+                for left in range(_RETRIES, -1, -1):
+                    was_idle = link is not None
+                    if link is None:
+                        missing = "no connection"
+                        link = await self._connect()
+                    missing, is_sent = "no answer", True
                     try:
-                        return await self._run_with_retries(link, work, stage)
+                        return await self._run_on(link, work(link))
                     except NoReply:
-                        if not repeatable:
+                        if not (was_idle and repeatable and left):
                             raise
-                    stage.is_sent = False
-                return await self._run_with_retries(None, work, stage)
+                        link = None
+                    except asyncpg.PostgresError as error:
+                        if error.sqlstate not in _RETRYABLE or not left:
+                            raise
+                        link = self._idle_link()
+                    is_sent = False
         except TimeoutError:
-            what = f"{self.address.shown!r}: {stage.missing} within {seconds:g}s"
-            raise (NoReply if stage.is_sent else NotConnected)(what) from None
-
-    async def _run_with_retries(
-        self, link: Link | None, work: Callable[[Link], Awaitable[_T]], stage: "_Stage"
-    ) -> _T:
-        for left in range(_RETRIES, -1, -1):
-            if link is None:
-                stage.missing = "no connection"
-                link = await self._connect()
-            stage.missing, stage.is_sent = "no answer", True
-            try:
-                return await self._run_on(link, work)
-            except asyncpg.PostgresError as error:
-                if error.sqlstate not in _RETRYABLE or not left:
-                    raise
-            stage.is_sent = False
-            link = self._idle_link()
+            what = f"{self.address.shown!r}: {missing} within {seconds:g}s"
+            raise (NoReply if is_sent else NotConnected)(what) from None
         raise AssertionError  # the last time returns or raises
 
-    async def _run_on(self, link: Link, work: Callable[[Link], Awaitable[_T]]) -> _T:
+    async def _run_on(self, link: Link, work: Awaitable[_T]) -> _T:
         try:
-            done = await work(link)
+            done = await work
         except asyncpg.PostgresError as error:
             if error.sqlstate == _READ_ONLY:  # it has become a standby, and so have the others
                 self._drop_idle()
-            is_outdated = _is_outdated(error)
-            self._settle(link, is_outdated or error.sqlstate == _READ_ONLY)
-            if is_outdated or _is_connection_loss(error):
+            state = error.sqlstate or ""
+            # The prepared statement does not exist any more, or was replaced.
+            is_outdated = state in _OUTDATED or isinstance(
+                error, asyncpg.InvalidCachedStatementError
+            )
+            self._settle(link, is_outdated or state == _READ_ONLY)
+            if is_outdated or state.startswith("08") or state in _LOST:
                 raise NoReply(f"{self.address.shown!r}: {_error_text(error)}") from error
             raise
         except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
@@ -285,17 +274,14 @@ class Pool:
         """Try the hosts; one that fails is tried last the next time, as time is limited."""
         why: NotConnected | None = None
         for host in [*self._hosts]:
-            is_good = False
             try:
-                link = await self._connect_to(host)
-                is_good = True
-                return link
-            except NotConnected as error:
+                return await self._connect_to(host)
+            except BaseException as error:
+                self._hosts.remove(host)
+                self._hosts.append(host)
+                if not isinstance(error, NotConnected):
+                    raise
                 why = error if why is None or isinstance(error, AccessRefused) else why
-            finally:
-                if not is_good:
-                    self._hosts.remove(host)
-                    self._hosts.append(host)
         assert why is not None  # noqa: S101 - there is always a host to try
         raise why
 
@@ -333,9 +319,9 @@ class Pool:
             raise NotConnected(f"{what}{_error_text(error)}") from error
         settings: Any = connection.get_settings()
         with suppress(AttributeError, TypeError):  # then the driver encodes them, which is slower
-            for oid, name, encode, decode in _CODECS:
+            for oid, name, encode in _CODECS:
                 settings.add_python_codec(
-                    oid, name, "pg_catalog", (), "scalar", encode, decode, "binary"
+                    oid, name, "pg_catalog", (), "scalar", encode, bytes, "binary"
                 )
         with suppress(AttributeError, KeyError, TypeError):  # then the driver queries them
             settings.register_data_types(_ARRAYS)  # last, as the codec above discards them
@@ -356,17 +342,6 @@ async def _close(connection: "asyncpg.Connection[Any]") -> None:
             await connection.close()
     except Exception:  # noqa: BLE001 - it is closed in any case
         connection.terminate()
-
-
-def _is_outdated(error: asyncpg.PostgresError) -> bool:
-    """Return True if a prepared statement does not exist any more, or was replaced."""
-    return error.sqlstate in _OUTDATED or isinstance(error, asyncpg.InvalidCachedStatementError)
-
-
-def _is_connection_loss(error: asyncpg.PostgresError) -> bool:
-    """Return True if the connection was lost, so that the result of the statement is not known."""
-    state = error.sqlstate or ""
-    return state.startswith("08") or state in ("57P01", "57P02", "57P03", "57P05", "40003")
 
 
 def _error_text(error: Exception) -> str:

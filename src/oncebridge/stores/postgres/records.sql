@@ -27,7 +27,8 @@ CREATE TABLE IF NOT EXISTS @records@ (
 --
 -- Arrays are parallel, with one element per item, or one element that applies to all items; keys
 -- always has all. An empty array means none. The memos of commits and releases may be NULL.
--- told is the time, if a test sets it.
+-- told is the time, if a test sets it. An operation returns (part, verdict) only for items with
+-- another result than the usual one; the comments below have the numbers of those results.
 
 CREATE OR REPLACE FUNCTION @now@(told bigint) RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT coalesce(told, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint)
@@ -243,17 +244,12 @@ BEGIN
 END
 $$;
 
--- Commit. Returns only the items that were not committed now: 1 already, 2 fenced.
+-- Commit: 1 already, 2 fenced.
 CREATE OR REPLACE FUNCTION @commit@(
     keys bytea[], generations bytea[], fates bigint[], windows bigint[], hards bigint[],
     memos bytea[], told bigint
-) RETURNS TABLE (part integer, verdict integer)
-LANGUAGE plpgsql VOLATILE @settings@
-AS $$
-#variable_conflict use_column
-DECLARE
-    now_ms      bigint := @now@(told);
-    memo_of_all bytea  := CASE WHEN cardinality(memos) = 1 THEN memos[1] END;
+) @operation@
+    memo_of_all bytea := CASE WHEN cardinality(memos) = 1 THEN memos[1] END;
     done        integer[];
 BEGIN
     WITH changed AS (
@@ -289,20 +285,14 @@ BEGIN
 END
 $$;
 
--- Commits and releases, where those with the same item number are written together or not at all.
--- Returns only the items that were not written: 1 a key was committed already, 2 a key or a register
--- belongs to another worker now.
+-- Commits and releases, where those with the same item number are written together or not at all:
+-- 1 a key was committed already, 2 a key or a register belongs to another worker now.
 CREATE OR REPLACE FUNCTION @settle@(
     commit_items bigint[], release_items bigint[],
     release_keys bytea[], tokens bytea[], delays bigint[], keeps bigint[], release_memos bytea[],
     unsents bigint[], commit_keys bytea[], generations bytea[], fates bigint[], windows bigint[],
     hards bigint[], commit_memos bytea[], told bigint
-) RETURNS TABLE (part integer, verdict integer)
-LANGUAGE plpgsql VOLATILE @settings@
-AS $$
-#variable_conflict use_column
-DECLARE
-    now_ms  bigint;
+) @operation@
     refused integer[] := '{}';
 BEGIN
     PERFORM FROM @records@ AS r WHERE r.key = ANY (commit_keys || release_keys)
@@ -351,18 +341,12 @@ BEGIN
 END
 $$;
 
--- Release. Returns only the items that were not released: 1 fenced. unsents is 1 for an attempt that
--- does not count.
+-- Release: 1 fenced. unsents is 1 for an attempt that does not count.
 CREATE OR REPLACE FUNCTION @release@(
     keys bytea[], tokens bytea[], delays bigint[], keeps bigint[], memos bytea[],
     unsents bigint[], told bigint
-) RETURNS TABLE (part integer, verdict integer)
-LANGUAGE plpgsql VOLATILE @settings@
-AS $$
-#variable_conflict use_column
-DECLARE
-    now_ms      bigint := @now@(told);
-    memo_of_all bytea  := CASE WHEN cardinality(memos) = 1 THEN memos[1] END;
+) @operation@
+    memo_of_all bytea := CASE WHEN cardinality(memos) = 1 THEN memos[1] END;
 BEGIN
     RETURN QUERY
     WITH changed AS (
@@ -384,15 +368,10 @@ BEGIN
 END
 $$;
 
--- Extend. Returns only the items that were not extended: 1 fenced.
+-- Extend: 1 fenced.
 CREATE OR REPLACE FUNCTION @extend@(
     keys bytea[], tokens bytea[], leases bigint[], told bigint
-) RETURNS TABLE (part integer, verdict integer)
-LANGUAGE plpgsql VOLATILE @settings@
-AS $$
-#variable_conflict use_column
-DECLARE
-    now_ms bigint := @now@(told);
+) @operation@
 BEGIN
     RETURN QUERY
     WITH changed AS (
@@ -412,78 +391,39 @@ BEGIN
 END
 $$;
 
--- Remember. Returns only the items that were not remembered: 1 known. Known rows are not locked.
-CREATE OR REPLACE FUNCTION @remember@(
-    keys bytea[], generations bytea[], fates bigint[], windows bigint[], hashes bytea[],
-    memos bytea[], wholes bytea[], told bigint
-) RETURNS TABLE (part integer, verdict integer)
-LANGUAGE plpgsql VOLATILE @settings@
-AS $$
-#variable_conflict use_column
-DECLARE
-    now_ms bigint := @now@(told);
+-- Remember, or load records of another store: 1 known. Known rows are not locked. The times of what
+-- is remembered start now, and it also replaces free rows, which keep their attempts and generation.
+CREATE OR REPLACE FUNCTION @put@(
+    remembered boolean, keys bytea[], tokens bytea[], generations bytea[], untils bigint[],
+    attempts bigint[], hashes bytea[], fates bigint[], memos bytea[], hard_untils bigint[],
+    keep_untils bigint[], wholes bytea[], told bigint
+) @operation@
+    start bigint := CASE WHEN remembered THEN now_ms ELSE 0 END;
 BEGIN
     RETURN QUERY
     WITH changed AS (
         INSERT INTO @records@ AS r
-        SELECT now_ms + a.kept, now_ms + a.kept, 0, 0, coalesce(fates[a.i], fates[1]), a.key, '',
+        SELECT start + coalesce(untils[a.i], untils[1]),
+            start + coalesce(keep_untils[a.i], keep_untils[1]),
+            coalesce(hard_untils[a.i], hard_untils[1]), coalesce(attempts[a.i], attempts[1]),
+            coalesce(fates[a.i], fates[1]), a.key, coalesce(tokens[a.i], tokens[1]),
             coalesce(generations[a.i], generations[1]), coalesce(hashes[a.i], hashes[1]),
             coalesce(memos[a.i], memos[1]), coalesce(wholes[a.i], '')
         FROM (
-            SELECT u.key, u.i::integer AS i, coalesce(windows[u.i::integer], windows[1]) AS kept
-            FROM unnest(keys) WITH ORDINALITY AS u(key, i)
+            SELECT u.key, u.i::integer AS i FROM unnest(keys) WITH ORDINALITY AS u(key, i)
         ) AS a
         WHERE NOT EXISTS (
-            SELECT FROM @records@ AS k WHERE k.key = a.key AND k.until_ms > now_ms
-        )
-        ORDER BY a.key
-        ON CONFLICT (key) DO UPDATE
-        SET until_ms = excluded.until_ms, keep_until_ms = excluded.keep_until_ms,
-            hard_until_ms = 0, fate = excluded.fate, token = '', hash = excluded.hash,
-            memo = excluded.memo,
-            attempts = CASE WHEN r.fate = 0 THEN r.attempts ELSE 0 END,
-            generation = CASE WHEN r.fate = 0 THEN r.generation ELSE excluded.generation END
-        WHERE r.until_ms <= @now@(told)
-        RETURNING r.key
-    )
-    SELECT i, 1 FROM generate_subscripts(keys, 1) AS i
-    WHERE keys[i] NOT IN (SELECT key FROM changed);
-END
-$$;
-
--- Load records of another store. Returns only the items that were not written: 1 known.
-CREATE OR REPLACE FUNCTION @load@(
-    untils bigint[], keep_untils bigint[], hard_untils bigint[], attempts bigint[],
-    fates bigint[], keys bytea[], tokens bytea[], generations bytea[], hashes bytea[],
-    memos bytea[], wholes bytea[], told bigint
-) RETURNS TABLE (part integer, verdict integer)
-LANGUAGE plpgsql VOLATILE @settings@
-AS $$
-#variable_conflict use_column
-DECLARE
-    now_ms bigint := @now@(told);
-BEGIN
-    RETURN QUERY
-    WITH changed AS (
-        INSERT INTO @records@ AS r
-        SELECT a.until, a.keep_until, a.hard_until, a.attempts, a.fate, a.key, a.token,
-            a.generation, a.hash, a.memo, coalesce(a.whole, '')
-        FROM unnest(
-            untils, keep_untils, hard_untils, attempts, fates, keys, tokens, generations, hashes,
-            memos, wholes
-        ) AS a(until, keep_until, hard_until, attempts, fate, key, token, generation, hash, memo,
-            whole)
-        WHERE NOT EXISTS (
             SELECT FROM @records@ AS k
-            WHERE k.key = a.key AND (k.fate = 0 OR k.until_ms > now_ms)
+            WHERE k.key = a.key AND (k.until_ms > now_ms OR (k.fate = 0 AND NOT remembered))
         )
         ORDER BY a.key
         ON CONFLICT (key) DO UPDATE
         SET until_ms = excluded.until_ms, keep_until_ms = excluded.keep_until_ms,
-            hard_until_ms = excluded.hard_until_ms, attempts = excluded.attempts,
-            fate = excluded.fate, token = excluded.token, generation = excluded.generation,
-            hash = excluded.hash, memo = excluded.memo
-        WHERE r.fate <> 0 AND r.until_ms <= @now@(told)
+            hard_until_ms = excluded.hard_until_ms, fate = excluded.fate, token = excluded.token,
+            hash = excluded.hash, memo = excluded.memo,
+            attempts = CASE WHEN r.fate = 0 THEN r.attempts ELSE excluded.attempts END,
+            generation = CASE WHEN r.fate = 0 THEN r.generation ELSE excluded.generation END
+        WHERE r.until_ms <= @now@(told) AND (r.fate <> 0 OR remembered)
         RETURNING r.key
     )
     SELECT i, 1 FROM generate_subscripts(keys, 1) AS i

@@ -66,6 +66,13 @@ COMMIT;
 """
 _SETTINGS = """SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 SET plan_cache_mode = force_generic_plan SET lock_timeout = '10s'"""
+_OPERATION = """\
+RETURNS TABLE (part integer, verdict integer)
+LANGUAGE plpgsql VOLATILE @settings@
+AS $$
+#variable_conflict use_column
+DECLARE
+    now_ms bigint := @now@(told);"""
 _LOCK = 0x6F6E6365  # any number does, if it is always the same
 
 
@@ -108,7 +115,8 @@ class Layout(Struct, frozen=True, dict=True):
         kind = self.file.removesuffix(".sql")
         index = quoted(f"{self.table}_key")  # an index has no schema of its own
         names = {kind: self.named(), f"{kind}_key": index, "settings": _SETTINGS}
-        body = _NAME.sub(lambda found: names.get(found[1]) or self.named(found[1]), self._text)
+        text = self._text.replace("@operation@", _OPERATION)
+        body = _NAME.sub(lambda found: names.get(found[1]) or self.named(found[1]), text)
         return _FRAME.format(
             title=self.title,
             version=self.version,

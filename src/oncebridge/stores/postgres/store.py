@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
 import asyncpg
 from msgspec import Struct
+from msgspec.structs import replace
 
 from oncebridge.base.clock import Clock
 from oncebridge.base.options import Doc
@@ -42,6 +43,7 @@ from oncebridge.stores.api import (
     Memories,
     Mismatch,
     NoAnswer,
+    Portable,
     Record,
     Release,
     ReleaseAnswer,
@@ -50,22 +52,17 @@ from oncebridge.stores.api import (
     Reply,
     Wants,
 )
+from oncebridge.stores.conditional import Records, mapped
 from oncebridge.stores.postgres.address import PostgresAddress, read_address
-from oncebridge.stores.postgres.arrays import (
-    arrays,
-    claim_arrays,
-    load_arrays,
-    remember_arrays,
-    stored_keys,
-)
+from oncebridge.stores.postgres.arrays import arrays, claim_arrays, stored_keys
 from oncebridge.stores.postgres.checks import check_server, check_table, migrate
-from oncebridge.stores.postgres.pool import AccessRefused, Link, NoReply, NotConnected, Pool
+from oncebridge.stores.postgres.pool import AccessRefused, NoReply, NotConnected, Pool
 from oncebridge.stores.postgres.schema import Layout, checked_names, choose
 from oncebridge.stores.postgres.writers import Settling
 
 _T = TypeVar("_T")
 _Chunk = TypeVar("_Chunk", bound=Sized)
-_Batch = TypeVar("_Batch", Wants, Commits, Releases, Extensions, Memories)
+_Batch = TypeVar("_Batch", Wants, Commits, Releases, Extensions, Records)
 
 _VERSION: Final = 2
 _RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
@@ -84,6 +81,17 @@ _EXTENDED: Final[tuple[ExtendAnswer, ...]] = (Reply.EXTENDED, Reply.FENCED)
 _REMEMBERED: Final[tuple[RememberAnswer, ...]] = (Reply.REMEMBERED, Reply.KNOWN)
 _COLUMNS = """until_ms, keep_until_ms, hard_until_ms, attempts, fate, key, token, generation,
     hash, memo, whole_key"""
+_SIZE = """
+SELECT
+    CASE
+        WHEN pg_relation_size(oid) = 0 THEN 0
+        WHEN relpages > 0 AND reltuples >= 0 THEN
+            (reltuples::float8 / relpages * pg_relation_size(oid)
+                / current_setting('block_size')::integer)::bigint
+    END,
+    pg_total_relation_size(oid)
+FROM pg_class WHERE oid = $1::text::regclass
+"""
 _PASSING = ("08", "25", "40", "53", "55", "57", "58")
 """Classes of errors that may pass: no more connections, disk space or locks."""
 
@@ -110,7 +118,7 @@ class PostgresOptions(Struct, frozen=True, kw_only=True):
     )
 
 
-class PostgresStore:
+class PostgresStore(Portable):
     """
     Keep records in the database at *url*.
 
@@ -137,7 +145,9 @@ class PostgresStore:
         )
         self._auto_migrate = options.auto_migrate
         self._clock = clock
-        self._statements = _Statements(self.layout)
+        self._calls: dict[str, str] = {}
+        """Statements by the names of our functions."""
+        self._select = f"SELECT {_COLUMNS} FROM {self.layout.named()}"  # noqa: S608 - our own names, quoted
         self._hand: int | None = None
 
     @classmethod
@@ -152,24 +162,15 @@ class PostgresStore:
     # --- setting up --------------------------------------------------------------------
 
     async def open(self) -> None:
-        await _opened(self._check)
+        await _opened(self._check())
 
     async def _check(self) -> None:
         await self.pool.run(lambda link: check_server(link, self.pool))
-        try:
-            await self.pool.run(self._check_table)
-        except ConfigError:
-            if not self._auto_migrate:
-                raise
-            await migrate(self.pool, self.layout)
-            await self.pool.run(self._check_table)
-
-    async def _check_table(self, link: Link) -> None:
-        await check_table(link, self.pool, self.layout)
+        await check_table(self.pool, self.layout, may_migrate=self._auto_migrate)
 
     async def migrate(self) -> list[str]:
         """Create or update the table; safe to repeat, and for several processes at once."""
-        return await _opened(lambda: migrate(self.pool, self.layout))
+        return await _opened(migrate(self.pool, self.layout))
 
     def migration_sql(self) -> str:
         """Return the SQL that `migrate` runs."""
@@ -177,13 +178,6 @@ class PostgresStore:
 
     async def aclose(self) -> None:
         await self.pool.aclose()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.aclose()
 
     # --- the operations ----------------------------------------------------------------
 
@@ -198,45 +192,51 @@ class PostgresStore:
         return ClaimAnswers(wants, await self._chunks(ask, _split(wants)), latest)
 
     async def _claim(
-        self, wants: Wants, *, careful: bool = False
+        self, wants: Wants, *, is_retry: bool = False
     ) -> tuple[list[ClaimAnswer | int], int]:
-        rows = await self._ask(
-            self._statements.claim,
-            careful or wants.sizes is not None or wants.slide_ms != 0,
-            *claim_arrays(wants),
-            self._test_time(),
-        )
+        careful = is_retry or wants.sizes is not None or wants.slide_ms != 0
+        rows = await self._call("claim", careful, *claim_arrays(wants))
         now_ms = rows.pop()["now_ms"]
         each: list[ClaimAnswer | int] = [HELD] * len(wants)
         if rows:
             _note_exceptions(each, wants, rows, now_ms)
         again = rows and [at for at, answer in enumerate(each) if type(answer) is NoAnswer]
-        if again and not careful:
-            retried, now_ms = await self._claim(wants.select(again), careful=True)
+        if again and not is_retry:
+            retried, now_ms = await self._claim(wants.select(again), is_retry=True)
             for at, answer in zip(again, retried, strict=True):
                 each[at] = answer
         return each, now_ms
 
     async def commit(self, commits: Commits) -> list[CommitAnswer]:
-        return await self._change(self._statements.commit, arrays, _split(commits), _COMMITTED)
+        return await self._change("commit", arrays, _split(commits), _COMMITTED)
 
     async def release(self, releases: Releases) -> list[ReleaseAnswer]:
-        return await self._change(self._statements.release, arrays, _split(releases), _RELEASED)
+        return await self._change("release", arrays, _split(releases), _RELEASED)
 
     async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
-        return await self._change(self._statements.extend, arrays, _split(extensions), _EXTENDED)
+        return await self._change("extend", arrays, _split(extensions), _EXTENDED)
 
     async def remember(self, memories: Memories) -> list[RememberAnswer]:
-        chunks = _split(memories)
-        return await self._change(self._statements.remember, remember_arrays, chunks, _REMEMBERED)
+        asked, ends = memories, memories.window_ms
+        fate: Any = asked.fate
+        records = Records(
+            asked.keys, b"", asked.generation, ends, 0, asked.hash, fate, asked.memo, 0, ends
+        )
+        return await self._put(records, remembered=True)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
-        chunks = [records[at : at + _CHUNK] for at in range(0, len(records), _CHUNK)]
-        return await self._change(self._statements.load, load_arrays, chunks, _REMEMBERED)
+        return await self._put(Records.of(records), remembered=False)
+
+    async def _put(self, records: Records, *, remembered: bool) -> list[RememberAnswer]:
+        def arguments(some: Records) -> tuple[Any, ...]:
+            some = replace(some, fate=mapped(lambda fate: fate or 0, some.fate))
+            return remembered, *arrays(some), stored_keys(some.keys)[1]
+
+        return await self._change("put", arguments, _split(records), _REMEMBERED)
 
     async def _change(
         self,
-        query: str,
+        function: str,
         as_arguments: Callable[[_Chunk], tuple[Any, ...]],
         chunks: Sequence[_Chunk],
         replies: tuple[_T, ...],
@@ -244,7 +244,7 @@ class PostgresStore:
         """Call a function that returns only the items which do not have the first of *replies*."""
 
         async def ask(some: _Chunk) -> list[_T]:
-            rows = await self._ask(query, *as_arguments(some), self._test_time())
+            rows = await self._call(function, *as_arguments(some))
             answers = [replies[0]] * len(some)
             for part, verdict in rows:
                 answers[part - 1] = replies[verdict]
@@ -256,7 +256,7 @@ class PostgresStore:
         found: dict[bytes, Record] = {}
         stored, _ = stored_keys([*keys])
         for at in range(0, len(keys), _CHUNK):
-            rows = await self._ask(self._statements.peek, stored[at : at + _CHUNK])
+            rows = await self._ask(f"{self._select} WHERE key = ANY ($1)", stored[at : at + _CHUNK])
             found |= {record.key: record for record in map(_record, rows)}
         return [found.get(key) for key in keys]
 
@@ -264,10 +264,9 @@ class PostgresStore:
         gone: set[bytes] = set()
         stored, _ = stored_keys([*keys])
         for at in range(0, len(keys), _CHUNK):
-            ((done,),) = await self._ask(
-                self._statements.forget, stored[at : at + _CHUNK], self._test_time()
-            )
-            gone.update(done)
+            done = f"unnest({self.layout.named('forget')}($1, $2))"
+            some = stored[at : at + _CHUNK]
+            gone |= {key for (key,) in await self._ask(f"SELECT {done}", some, self._test_time())}
         return [key in gone for key in stored]
 
     async def purge(self, limit: int = 1000) -> int:
@@ -278,28 +277,29 @@ class PostgresStore:
         together are on the same page and expire together. An index of dates would have to be
         updated by every write.
         """
-        ((pages, now_ms),) = await self._ask(self._statements.pages, self._test_time())
+        ((pages,),) = await self._ask(
+            f"SELECT pg_relation_size('{self.layout.named()}') "
+            "/ current_setting('block_size')::integer"
+        )
         if not pages:
             return 0
         hand = self._hand
         if hand is None:  # otherwise workers that live briefly would all read the same pages
-            hand = now_ms * _SPREAD % pages
+            hand = await self.now_ms() * _SPREAD % pages
         step = max(min(limit // 16, _STEP), 1)
         left = min(max(pages // _ROUND, _LEAST), _MOST, pages)
         removed = 0
         while left > 0 and removed < limit:
             first = hand if hand < pages else 0
             hand = min(first + min(step, left), pages)
-            ((gone,),) = await self._ask(self._statements.purge, first, hand, self._test_time())
+            ((gone,),) = await self._call("purge", first, hand)
             left -= hand - first
             removed += gone
         self._hand = hand
         return removed
 
     async def now_ms(self) -> int:
-        if self._clock is not None:
-            return self._clock()
-        ((now_ms,),) = await self._ask(self._statements.now, None)
+        ((now_ms,),) = await self._call("now")
         return int(now_ms)
 
     async def health(self) -> Mapping[str, int | None]:
@@ -309,14 +309,14 @@ class PostgresStore:
         The number of rows is the server's estimate from the last vacuum or analyze; None if
         there was none.
         """
-        ((records, size),) = await self._ask(self._statements.size)
+        ((records, size),) = await self._ask(_SIZE, self.layout.named())
         return {"records": records, "bytes": size}
 
     # --- copying records ---------------------------------------------------------------
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
         # A key may be empty, so a place is a key with a prefix.
-        query = self._statements.scan if place else self._statements.scan_first
+        query = f"{self._select} WHERE key {'>' if place else '>='} $1 ORDER BY key LIMIT $2"
         rows = await self._ask(query, place[1:], limit)
         return [_record(row) for row in rows], b">" + rows[-1]["key"] if len(rows) == limit else b""
 
@@ -340,6 +340,15 @@ class PostgresStore:
 
     def _test_time(self) -> int | None:
         return None if self._clock is None else self._clock()
+
+    def _call(self, name: str, *args: Any) -> Awaitable[list[Any]]:
+        """Call one of our functions; its last argument is the time, if a test sets it."""
+        query = self._calls.get(name)
+        if query is None:
+            numbers = ", ".join(f"${number}" for number in range(1, len(args) + 2))
+            query = f"SELECT * FROM {self.layout.named(name)}({numbers})"  # noqa: S608 - our own names, quoted
+            self._calls[name] = query
+        return self._ask(query, *args, self._test_time())
 
     async def _ask(self, query: str, *args: Any) -> list[Any]:
         try:
@@ -366,46 +375,6 @@ def _split(batch: _Batch) -> list[_Batch]:
     if len(starts) == 1:
         return [batch]
     return [batch.select(range(at, min(at + _CHUNK, count))) for at in starts]
-
-
-class _Statements:
-    """The statements, with the names of one table in them."""
-
-    def __init__(self, layout: Layout) -> None:
-        table = layout.named()
-
-        def call(name: str, count: int) -> str:
-            arguments = ", ".join(f"${number}" for number in range(1, count + 1))
-            return f"SELECT * FROM {layout.named(name)}({arguments})"  # noqa: S608 - our own names, quoted
-
-        self.now = call("now", 1)
-        self.claim = call("claim", 12)
-        self.commit = call("commit", 7)
-        self.release = call("release", 7)
-        self.extend = call("extend", 4)
-        self.remember = call("remember", 8)
-        self.load = call("load", 12)
-        self.forget = call("forget", 2)
-        self.purge = call("purge", 3)
-        self.pages = (
-            f"SELECT pg_relation_size('{table}') / current_setting('block_size')::integer, now "  # noqa: S608 - our own names, quoted
-            f"FROM {layout.named('now')}($1) AS now"
-        )
-        self.size = f"""
-            SELECT
-                CASE
-                    WHEN pg_relation_size(oid) = 0 THEN 0
-                    WHEN relpages > 0 AND reltuples >= 0 THEN
-                        (reltuples::float8 / relpages * pg_relation_size(oid)
-                            / current_setting('block_size')::integer)::bigint
-                END,
-                pg_total_relation_size(oid)
-            FROM pg_class WHERE oid = '{table}'::regclass
-        """  # noqa: S608 - our own names, quoted
-        select = f"SELECT {_COLUMNS} FROM {table}"  # noqa: S608 - our own names, quoted
-        self.peek = f"{select} WHERE key = ANY ($1)"
-        self.scan_first = f"{select} WHERE key >= $1 ORDER BY key LIMIT $2"
-        self.scan = f"{select} WHERE key > $1 ORDER BY key LIMIT $2"
 
 
 # --- rows to answers ---------------------------------------------------------------------
@@ -450,10 +419,10 @@ def _record(row: Any) -> Record:
 # --- errors --------------------------------------------------------------------------------
 
 
-async def _opened(work: Callable[[], Awaitable[_T]]) -> _T:
+async def _opened(work: Awaitable[_T]) -> _T:
     """Do *work* of the start; raise `ConfigError` if an operator has to change something."""
     try:
-        return await work()
+        return await work
     except AccessRefused as error:
         raise ConfigError("", str(error)) from error
     except (NotConnected, NoReply, asyncpg.PostgresError, asyncpg.InterfaceError) as error:

@@ -8,7 +8,7 @@ store's commits, in one transaction.
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol, Self
+from typing import Any, ClassVar, Final, Self
 
 import asyncpg
 from msgspec import Struct
@@ -19,7 +19,7 @@ from oncebridge.events.event import Event
 from oncebridge.sinks.api import Delivery
 from oncebridge.stores.api import folded
 from oncebridge.stores.postgres.arrays import as_array, stored_keys
-from oncebridge.stores.postgres.checks import check_table, migrate
+from oncebridge.stores.postgres.checks import check_table
 from oncebridge.stores.postgres.pool import Link, Pool
 from oncebridge.stores.postgres.schema import Layout
 
@@ -60,33 +60,6 @@ Refusals = Sequence[tuple[int, int]]
 """The items that were not settled, counted from 1, and why: 1 already, 2 fenced."""
 
 
-class Writer(Protocol):
-    """A way to write events."""
-
-    @property
-    def layout(self) -> Layout | None:
-        """The table that has to be created, if any."""
-        ...
-
-    async def check(self, pool: Pool, *, may_migrate: bool) -> None:
-        """Raise `ConfigError` if it cannot work; with *may_migrate*, create the table first."""
-        ...
-
-    def is_repeatable(self, deliveries: Sequence[Delivery]) -> bool:
-        """Return True if writing *deliveries* a second time changes nothing."""
-        ...
-
-    async def write(self, link: Link, deliveries: Sequence[Delivery], *, body: bool) -> None:
-        """Write all *deliveries*."""
-        ...
-
-    async def write_jointly(
-        self, link: Link, settling: Settling, deliveries: Sequence[Delivery], *, body: bool
-    ) -> Refusals:
-        """Commit, write the deliveries that were committed, and return the others."""
-        ...
-
-
 class TableWriter:
     """Write to a table as `events.sql` makes it."""
 
@@ -99,23 +72,21 @@ class TableWriter:
         self._together: dict[str, str] = {}
 
     async def check(self, pool: Pool, *, may_migrate: bool) -> None:
-        try:
-            await pool.run(lambda link: check_table(link, pool, self.layout))
-        except ConfigError:
-            if not may_migrate:
-                raise
-            await migrate(pool, self.layout)
-            await pool.run(lambda link: check_table(link, pool, self.layout))
+        """Raise `ConfigError` if it cannot work; with *may_migrate*, create the table first."""
+        await check_table(pool, self.layout, may_migrate=may_migrate)
 
     def is_repeatable(self, deliveries: Sequence[Delivery]) -> bool:
+        """Return True if writing *deliveries* a second time changes nothing."""
         return all(delivery.generation for delivery in deliveries)
 
     async def write(self, link: Link, deliveries: Sequence[Delivery], *, body: bool) -> None:
+        """Write all *deliveries*."""
         await link.fetch(self._alone, *_columns(deliveries, body=body))
 
     async def write_jointly(
         self, link: Link, settling: Settling, deliveries: Sequence[Delivery], *, body: bool
     ) -> Refusals:
+        """Commit, write the deliveries that were committed, and return the others."""
         query = self._together.get(settling.function)
         if query is None:
             call = settling.call(len(_NAMES) + 1)
@@ -153,6 +124,7 @@ class StatementWriter(Struct, frozen=True):
 
     sql: str
     uses: tuple[int, ...]
+    layout: ClassVar[None] = None
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -196,10 +168,6 @@ class StatementWriter(Struct, frozen=True):
             raise ConfigError("statement", "uses no part of the event; add :raw, :body, …")
         return cls(sql, tuple(uses))
 
-    @property
-    def layout(self) -> None:
-        return None
-
     async def check(self, pool: Pool, *, may_migrate: bool) -> None:  # noqa: ARG002 - nothing to create
         try:
             await pool.run(lambda link: link.prepared(self.sql))
@@ -227,6 +195,8 @@ class StatementWriter(Struct, frozen=True):
                 await self.write(link, rest, body=body)
         return refused
 
+
+Writer = TableWriter | StatementWriter
 
 # Quoted text and comments are left alone, and so are casts (::) and slices ([1:n]).
 _SQL: Final = re.compile(

@@ -7,8 +7,8 @@ written. `try_conditions` checks that the server obeys this: Amazon S3 does, but
 accept the headers and ignore them.
 """
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Collection
+from typing import Any, Final
 from urllib.parse import unquote_plus
 
 from msgspec import Struct
@@ -34,13 +34,6 @@ class StoredObject(Struct, frozen=True, gc=False):
     etag: str
 
 
-class ObjectPage(Struct, frozen=True):
-    """A page of the listing."""
-
-    names: Sequence[str]
-    is_truncated: bool
-
-
 class S3Bucket:
     """
     The objects under *prefix* in the bucket of *client*; names are relative to it.
@@ -55,13 +48,8 @@ class S3Bucket:
 
     async def read(self, name: str) -> StoredObject | None:
         """Return an object; None if there is none."""
-        try:
-            answer = await self._client.request("GET", self._root + name)
-        except AwsError as error:
-            if error.code == "NoSuchKey":
-                return None
-            raise
-        return StoredObject(answer.body, _etag(answer))
+        answer = await self._request("GET", name, {"NoSuchKey"})
+        return None if answer is None else StoredObject(answer.body, _etag(answer))
 
     async def write(self, name: str, body: bytes, before: str | None) -> str | None:
         """
@@ -70,32 +58,31 @@ class S3Bucket:
         Return the new ETag; None if another version is there.
         """
         condition = ("if-none-match", "*") if before is None else ("if-match", before)
-        try:
-            answer = await self._client.request(
-                "PUT", self._root + name, headers=[condition], body=body
-            )
-        except AwsError as error:
-            if error.code in _LOST:
-                return None
-            raise
-        return _etag(answer)
+        answer = await self._request("PUT", name, _LOST, headers=[condition], body=body)
+        return None if answer is None else _etag(answer)
 
     async def remove(self, name: str, etag: str) -> bool:
         """Remove the version *etag*; return False if it has changed."""
-        try:
-            await self._client.request("DELETE", self._root + name, headers=[("if-match", etag)])
-        except AwsError as error:
-            if error.code in _LOST:
-                return False
-            raise
-        return True
+        condition = ("if-match", etag)
+        return await self._request("DELETE", name, _LOST, headers=[condition]) is not None
 
     async def discard(self, name: str) -> None:
         """Remove an object without a condition; for objects that only this process uses."""
-        await self._client.request("DELETE", self._root + name)
+        await self._request("DELETE", name, ())
 
-    async def page(self, after: str, limit: int) -> ObjectPage:
-        """Return about *limit* names that follow *after*, in order."""
+    async def _request(
+        self, method: str, name: str, expected: Collection[str], **more: Any
+    ) -> ClientResponse | None:
+        """Return the response; None for an error with one of the *expected* codes."""
+        try:
+            return await self._client.request(method, self._root + name, **more)
+        except AwsError as error:
+            if error.code in expected:
+                return None
+            raise
+
+    async def page(self, after: str, limit: int) -> tuple[list[str], str]:
+        """Return about *limit* names that follow *after*, and the last if there are more; else ""."""
         query = [("list-type", "2"), ("max-keys", str(min(limit, _MOST_LISTED)))]
         query += [("encoding-type", "url")]  # XML cannot hold every name
         query += [("prefix", self._prefix)] if self._prefix else []
@@ -110,9 +97,8 @@ class S3Bucket:
             raise Unclear("the response does not say whether the list of objects is complete")
         if not all(names) or (is_truncated == "true" and not names):
             raise Unclear("the response lists objects without their names")
-        return ObjectPage(
-            [name.removeprefix(self._prefix) for name in names], is_truncated == "true"
-        )
+        names = [name.removeprefix(self._prefix) for name in names]
+        return names, names[-1] if is_truncated == "true" else ""
 
     async def keeps_versions(self) -> bool | None:
         """Return whether the bucket keeps old versions; None if reading that is not allowed."""

@@ -20,11 +20,13 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from hashlib import sha256
+from itertools import repeat
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 from msgspec.structs import replace
 
+from oncebridge.aws.addresses import name_and_region
 from oncebridge.aws.client import AwsClient, AwsError, NotSent, SampleCall, Unclear
 from oncebridge.aws.options import AwsStoreOptions
 from oncebridge.aws.s3_buckets import KEPT_SIZE, Expiry, checked_prefix, days_of, rule_for
@@ -37,17 +39,15 @@ from oncebridge.stores.api import (
     ClaimAnswer,
     ClaimAnswers,
     Column,
+    Fate,
     NoAnswer,
+    Portable,
     Record,
     Wants,
     spread,
 )
-from oncebridge.stores.conditional import (
-    ConditionalStore,
-    Records,
-    VersionedRecord,
-    write_in_turn,
-)
+from oncebridge.stores.aws_time import AwsTime
+from oncebridge.stores.conditional import ConditionalStore, Records, VersionedRecord, write_in_turn
 from oncebridge.stores.record_encoding import FORM, check_form, decode_record, encode_records
 from oncebridge.stores.s3.bucket import S3Bucket, try_conditions
 from oncebridge.stores.s3.lifecycle import expiries, write_expiry
@@ -64,7 +64,6 @@ _FORM: Final = "form"
 _UNUSED_KEY: Final = b"oncebridge vitals"
 """A key that has no record."""
 _PAGE: Final = 1000
-_WARN_EVERY_MS: Final = 60_000
 _DAY_MS: Final = 86_400_000
 _YEAR_MS: Final = 365 * _DAY_MS
 _PADDED: Final = b"P"
@@ -115,24 +114,23 @@ class S3Options(AwsStoreOptions, frozen=True, kw_only=True):
 class _ObjectBackend:
     """Records as objects; see `oncebridge.stores.conditional.ConditionalBackend`."""
 
-    def __init__(self, bucket: S3Bucket, clock: Clock) -> None:
+    def __init__(self, bucket: S3Bucket, time: AwsTime) -> None:
         self._bucket = bucket
-        self._clock = clock
+        self.now_ms = time.now_ms
         self.has_conditional_removal = True
         """If False, a record is removed by replacing it with a marker (`_REMOVED`)."""
         self.rule_ms: int | None = None
         """How long after its last write the lifecycle rule removes a record; None: no rule."""
         self._has_warned = False
 
-    def now_ms(self) -> int:
-        return self._clock()
-
     async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
         return await _at_once(self._read, map(_name, keys))
 
     async def write(self, records: Records, before: Column[str | None]) -> list[Any]:
-        bodies = map(self._body, records, encode_records(records, records.keys))
-        return await _at_once(self._put, records.keys, bodies, spread(before, len(records)))
+        names, count = map(_name, records.keys), len(records)
+        keeps, fates = spread(records.keep_until_ms, count), spread(records.fate, count)
+        bodies = map(self._body, encode_records(records, records.keys), keeps, fates)
+        return await _at_once(self._bucket.write, names, bodies, spread(before, count))
 
     async def write_together(
         self, records: Records, before: Column[VersionedRecord | None], sizes: Sequence[int]
@@ -140,40 +138,25 @@ class _ObjectBackend:
         return await write_in_turn(self, records, before, sizes)
 
     async def remove(self, keys: Sequence[bytes], before: Sequence[str]) -> list[bool | NoAnswer]:
-        return await _at_once(self._remove, keys, before)
+        names = map(_name, keys)
+        if self.has_conditional_removal:
+            return await _at_once(self._bucket.remove, names, before)
+        marked = await _at_once(self._bucket.write, names, repeat(_REMOVED), before)
+        return [one if isinstance(one, NoAnswer) else one is not None for one in marked]
 
     async def read_names(self, names: Sequence[str]) -> list[VersionedRecord | NoAnswer | None]:
         """Read objects that a listing named."""
         return await _at_once(self._read, [name for name in names if _RECORD.fullmatch(name)])
 
-    async def _read(self, name: str) -> VersionedRecord | NoAnswer | None:
-        try:
-            found = await self._bucket.read(name)
-            if found is None:
-                return None
-            return VersionedRecord(_record(found.body), found.etag)
-        except _FAILURES as error:
-            return NoAnswer(_reason(error))
+    async def _read(self, name: str) -> VersionedRecord | None:
+        found = await self._bucket.read(name)
+        return None if found is None else VersionedRecord(_record(found.body), found.etag)
 
-    async def _put(self, key: bytes, body: bytes, before: str | None) -> Any:
-        try:
-            return await self._bucket.write(_name(key), body, before)
-        except _FAILURES as error:
-            return NoAnswer(_reason(error))
-
-    async def _remove(self, key: bytes, before: str) -> bool | NoAnswer:
-        try:
-            if self.has_conditional_removal:
-                return await self._bucket.remove(_name(key), before)
-            return await self._bucket.write(_name(key), _REMOVED, before) is not None
-        except _FAILURES as error:
-            return NoAnswer(_reason(error))
-
-    def _body(self, record: Record, body: bytes) -> bytes:
-        keep_ms = record.keep_until_ms - self._clock()
+    def _body(self, body: bytes, keep_until_ms: int, fate: Fate | None) -> bytes:
+        keep_ms = keep_until_ms - self.now_ms()
         if self.rule_ms is None or keep_ms <= self.rule_ms:
             return body
-        if keep_ms < _YEAR_MS and record.fate is not None and not self._has_warned:
+        if keep_ms < _YEAR_MS and fate is not None and not self._has_warned:
             self._has_warned = True
             extra = {"rule_days": self.rule_ms // _DAY_MS, "window_days": keep_ms // _DAY_MS + 1}
             _log.warning("oncebridge.s3_window_outlives_rule", extra=extra)
@@ -196,19 +179,24 @@ def _record(body: bytes) -> Record | None:
     return decode_record(body)
 
 
-def _reason(error: Exception) -> str:
-    return f"S3: {error}"
-
-
-async def _at_once(ask: Callable[..., Awaitable[_T]], *columns: Iterable[Any]) -> list[_T]:
+async def _at_once(
+    ask: Callable[..., Awaitable[_T]], *columns: Iterable[Any]
+) -> list[_T | NoAnswer]:
     """Make one request for each row of *columns*, all at once; the client limits how many run."""
-    requests = [*map(ask, *columns)]
+
+    async def answered(*row: Any) -> _T | NoAnswer:
+        try:
+            return await ask(*row)
+        except _FAILURES as error:
+            return NoAnswer(f"S3: {error}")
+
+    requests = [*map(answered, *columns)]
     if len(requests) == 1:
         return [await requests[0]]
     return await asyncio.gather(*requests)
 
 
-class S3Store(ConditionalStore):
+class S3Store(ConditionalStore, Portable):
     """
     Keep records in *bucket*, as objects whose names begin with *prefix*.
 
@@ -233,13 +221,10 @@ class S3Store(ConditionalStore):
             options,
             connections=options.connections,
         )
-        self._max_skew_ms = ms(options.max_skew)
-        self._warned_ms = 0
-        self._is_timed_by_s3 = clock is None
-        self._clock = clock or self._time
+        self._time = AwsTime(self._client.clock, options, clock, "s3", {"bucket": bucket})
         self._bucket = S3Bucket(self._client, self._prefix)
-        self._objects = _ObjectBackend(self._bucket, self._clock)
-        super().__init__(self._objects, margin_ms=0 if clock else self._max_skew_ms)
+        self._objects = _ObjectBackend(self._bucket, self._time)
+        super().__init__(self._objects, margin_ms=self._time.margin_ms)
         self._opening = asyncio.Lock()
         self._is_open = False
         self._purge_from = ""
@@ -250,24 +235,22 @@ class S3Store(ConditionalStore):
     def from_url(cls, url: str, options: S3Options | None = None) -> Self:
         """Open `s3://BUCKET`, `s3://BUCKET/PREFIX` or either with `?region=REGION`."""
         options = options or S3Options()
-        place, _, asked = url.removeprefix("s3://").partition("?")
-        if not url.startswith("s3://") or not place or place.startswith("/"):
-            raise ConfigError("", f"{url!r}: the address of an S3 store is s3://BUCKET/PREFIX")
+        place, _, query = url.removeprefix("s3://").partition("?")
         bucket, _, prefix = place.partition("/")
         if "@" in bucket:
             raise ConfigError(
                 "", "the address has credentials; use the AWS configuration or environment instead"
             )
-        query = dict(parse_qsl(asked, keep_blank_values=True))
-        region = query.pop("region", None)
-        if query or "#" in url:
-            raise ConfigError("", f"{url!r}: only ?region=REGION may follow the prefix")
-        if region is not None:
-            if options.region not in (None, region):
-                raise ConfigError("region", f"the address says {region}")
-            options = replace(options, region=region)
+        is_ours = url.startswith("s3://") and "#" not in url
+        found = name_and_region(f"//{bucket}?{query}", options.region) if is_ours else None
+        if found is None:
+            raise ConfigError(
+                "",
+                f"{url!r}: the address of an S3 store is s3://BUCKET/PREFIX; only ?region=REGION "
+                "may follow",
+            )
         try:
-            return cls(bucket, unquote(prefix), options)
+            return cls(bucket, unquote(prefix), replace(options, region=found[1]))
         except ConfigError as error:
             raise ConfigError("", f"{url!r}: {error.message}") from None
 
@@ -318,9 +301,7 @@ class S3Store(ConditionalStore):
         The number of records is not known: listing them would cost too much.
         """
         await self.peek([_UNUSED_KEY])
-        if self._is_timed_by_s3 and self._client.clock.error_ms is None:
-            return {"clock_offset_ms": None}  # S3 has not sent a date yet
-        return {}
+        return self._time.health()
 
     async def migrate(self) -> list[str]:
         """Create the bucket if there is none, and the lifecycle rule."""
@@ -329,30 +310,21 @@ class S3Store(ConditionalStore):
     async def aclose(self) -> None:
         await self._client.aclose()
 
-    def _time(self) -> int:
-        now = self._client.clock.now_ms()
-        offset_ms = self._client.clock.offset_ms
-        if abs(offset_ms) > self._max_skew_ms and now - self._warned_ms > _WARN_EVERY_MS:
-            self._warned_ms = now
-            extra = {"bucket": self._name, "offset_ms": offset_ms}
-            _log.warning("oncebridge.s3_clock_is_off", extra=extra)
-        return now
-
     # --- listing ------------------------------------------------------------------------
 
     async def _read_page(self, after: str, limit: int) -> tuple[list[VersionedRecord], str]:
         """Return the next objects, and the name to continue after; empty at the end."""
         try:
-            page = await self._bucket.page(after, limit)
+            names, following = await self._bucket.page(after, limit)
         except (AwsError, NotSent, Unclear) as error:
-            raise StoreUnavailable(_reason(error)) from None
+            raise StoreUnavailable(f"S3: {error}") from None
         entries: list[VersionedRecord] = []
-        for entry in await self._objects.read_names(page.names):
+        for entry in await self._objects.read_names(names):
             if isinstance(entry, NoAnswer):
                 raise StoreUnavailable(entry.reason)
             if entry is not None:
                 entries.append(entry)
-        return entries, page.names[-1] if page.names and page.is_truncated else ""
+        return entries, following
 
     # --- at the start -------------------------------------------------------------------
 
@@ -361,32 +333,28 @@ class S3Store(ConditionalStore):
         probe = _PROBE + SystemDice().tokens(1)[0].hex()
         self._objects.has_conditional_removal = await try_conditions(self._bucket, probe)
         await self._check_form()
-        self._check_clock()
+        self._time.check()
         keeps_versions, rules = await asyncio.gather(
             self._bucket.keeps_versions(), expiries(self._client, self._prefix)
         )
         if keeps_versions:
-            _log.warning(
-                "oncebridge.s3_keeps_versions",
-                extra={
-                    "bucket": self._name,
-                    "what": "every change keeps an old version, which costs storage; turn "
-                    "versioning off, or add a lifecycle rule that removes noncurrent versions",
-                },
+            self._warn(
+                "keeps_versions",
+                "every change keeps an old version, which costs storage; turn versioning off, or "
+                "add a lifecycle rule that removes noncurrent versions",
             )
         if rules is not None:
             self._note_rules(rules)
             return
         # There may be a rule nevertheless, such as that of `oncebridge migrate`.
         self._objects.rule_ms = ms(timedelta(days=days_of(self._options.expire_after)))
-        _log.warning(
-            "oncebridge.s3_expiry_unknown",
-            extra={
-                "bucket": self._name,
-                "what": "reading the lifecycle rules is not allowed; grant "
-                "s3:GetLifecycleConfiguration",
-            },
+        self._warn(
+            "expiry_unknown",
+            "reading the lifecycle rules is not allowed; grant s3:GetLifecycleConfiguration",
         )
+
+    def _warn(self, event: str, what: str, **more: str) -> None:
+        _log.warning(f"oncebridge.s3_{event}", extra={"bucket": self._name, "what": what, **more})
 
     async def _check_form(self) -> None:
         """Check the form of the records in the bucket; write ours if it is new."""
@@ -395,10 +363,6 @@ class S3Store(ConditionalStore):
             await self._bucket.write(_FORM, FORM.ljust(KEPT_SIZE, b"\0"), None)
             found = await self._bucket.read(_FORM)
         check_form(found.body[: len(FORM)], "the bucket")
-
-    def _check_clock(self) -> None:
-        if self._is_timed_by_s3 and not self._client.clock.check(self._max_skew_ms):
-            _log.warning("oncebridge.s3_clock_unknown", extra={"bucket": self._name})
 
     def _note_rules(self, rules: Sequence[Expiry]) -> None:
         """Check which records the bucket's rules remove, and when."""
@@ -413,27 +377,20 @@ class S3Store(ConditionalStore):
                     f"days, so later duplicates would be delivered; expire_after is {wanted} days: "
                     "change the rule, or expire_after if no window is longer",
                 )
-            _log.warning(
-                "oncebridge.s3_rule_removes_all",
-                extra={
-                    "bucket": self._name,
-                    "rule": rule.id,
-                    "what": "it also removes records that must stay longer, such as paused routes; "
-                    f"limit it to objects smaller than {KEPT_SIZE} bytes, as `oncebridge migrate` "
-                    "does",
-                },
+            self._warn(
+                "rule_removes_all",
+                "it also removes records that must stay longer, such as paused routes; limit it "
+                f"to objects smaller than {KEPT_SIZE} bytes, as `oncebridge migrate` does",
+                rule=rule.id,
             )
         if rules:
             self._objects.rule_ms = ms(timedelta(days=min(rule.days for rule in rules)))
         covering = [rule for rule in rules if self._prefix.startswith(rule.prefix)]
         if not covering and self._options.expiry == "lifecycle":
-            _log.warning(
-                "oncebridge.s3_without_expiry",
-                extra={
-                    "bucket": self._name,
-                    "what": "no lifecycle rule removes old records, so they stay for ever; "
-                    "`oncebridge migrate` creates one",
-                },
+            self._warn(
+                "without_expiry",
+                "no lifecycle rule removes old records, so they stay for ever; `oncebridge "
+                "migrate` creates one",
             )
 
     async def _migrate(self) -> list[str]:
