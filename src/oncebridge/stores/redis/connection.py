@@ -232,30 +232,23 @@ class Dialer(Struct, frozen=True):
     async def connect(self, address: ServerAddress) -> Connection:
         """Connect, log in, and check the server."""
         connection: Connection | None = None
-        problem: StoreError
         try:
             async with asyncio.timeout(self.connect_timeout_s):
                 connection = await self._reach(address)
                 await self._greet(connection)
                 self._prolong(connection)
                 return connection
-        except TimeoutError:
-            problem = StoreUnavailable(
-                f"Redis at {address_text(address)}: no connection within {self.connect_timeout_s:g} s"
-            )
-        except ssl.SSLCertVerificationError as error:
-            problem = UnusableServer(f"Redis at {address_text(address)}: {reason_of(error)}")
-        except UnicodeError:
-            problem = UnusableServer(f"Redis at {address_text(address)}: not a valid host name")
-        except OSError as error:
-            problem = StoreUnavailable(f"Redis at {address_text(address)}: {reason_of(error)}")
-        except BaseException:
+        except BaseException as error:
             if connection is not None:
                 connection.abort()
-            raise
-        if connection is not None:
-            connection.abort()
-        raise problem
+            if not isinstance(error, OSError | UnicodeError):
+                raise
+            reason = reason_of(error)
+            if isinstance(error, TimeoutError):
+                reason = f"no connection within {self.connect_timeout_s:g} s"
+            is_lasting = isinstance(error, ssl.SSLCertVerificationError | UnicodeError)
+        kind = UnusableServer if is_lasting else StoreUnavailable
+        raise kind(f"Redis at {address_text(address)}: {reason}")
 
     async def ask_once(self, address: ServerAddress, command: Command) -> Any:
         """Send one command on a connection of its own."""
@@ -284,32 +277,24 @@ class Dialer(Struct, frozen=True):
         return connection
 
     async def _greet(self, connection: Connection) -> None:
-        if self.login is None:
-            await self._introduce(connection, [])
-            return
-        command = await self.login(False)
+        command = await self.login(False) if self.login is not None else None
         try:
-            await self._introduce(connection, [command])
+            await self._introduce(connection, command)
         except WrongPassword:
-            again = await self.login(True)
+            again = await self.login(True) if self.login is not None else None
             if again == command:
                 raise
-            await self._introduce(connection, [again])  # the password was changed just now
+            await self._introduce(connection, again)  # the password was changed just now
 
-    async def _introduce(self, connection: Connection, commands: list[Command]) -> None:
+    async def _introduce(self, connection: Connection, login: Command | None) -> None:
+        commands = [login] if login is not None else []
         if self.db:
             commands.append((b"SELECT", self.db))
-        if self.check is not None:
-            commands.append((b"INFO",))
-        if not commands:
-            return
-        for command, answer in zip(commands, await connection.ask(commands), strict=True):
-            if isinstance(answer, ReplyError):
-                raise _refused(command, answer, connection.address)
-            if not isinstance(answer, bytes) or (command != (b"INFO",) and answer != b"OK"):
-                raise InvalidReply
-        if self.check is not None:
-            self.check(parse_info(answer), connection.address)
+        if self.check is None:
+            await _ask_checked(connection, commands)
+        else:
+            *_, info = await _ask_checked(connection, [*commands, (b"INFO",)])
+            self.check(parse_info(info), connection.address)
 
     def _prolong(self, connection: Connection) -> None:
         """Log in again every *login_every_s*, as long as the connection is open."""
@@ -327,12 +312,7 @@ class Dialer(Struct, frozen=True):
             wait_s = every_s
             try:
                 async with asyncio.timeout(self.connect_timeout_s):
-                    command = await login(is_refused)
-                    (answer,) = await connection.ask([command])
-                if isinstance(answer, ReplyError):
-                    raise _refused(command, answer, connection.address)
-                if answer != b"OK":
-                    raise InvalidReply
+                    await _ask_checked(connection, [await login(is_refused)])
                 is_refused = False
             except (StoreError, TimeoutError) as error:
                 # The connection stays authorised until the server closes it.
@@ -340,6 +320,17 @@ class Dialer(Struct, frozen=True):
                 is_refused = isinstance(error, WrongPassword)
                 server, why = address_text(connection.address), str(error) or type(error).__name__
                 _log.warning("oncebridge.redis_login_failed", extra={"server": server, "why": why})
+
+
+async def _ask_checked(connection: Connection, commands: Sequence[Command]) -> list[bytes]:
+    """Send commands that are answered with OK, or INFO; raise if one is not."""
+    answers = await connection.ask(commands)
+    for command, answer in zip(commands, answers, strict=True):
+        if isinstance(answer, ReplyError):
+            raise _refused(command, answer, connection.address)
+        if not isinstance(answer, bytes) or (command != (b"INFO",) and answer != b"OK"):
+            raise InvalidReply
+    return answers
 
 
 def _refused(command: Command, error: ReplyError, address: ServerAddress) -> StoreError:
@@ -446,13 +437,10 @@ class SharedTask:
     async def wait(self) -> None:
         """Wait for the work; cancelling one caller affects no other."""
         task = self.start()
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            me = asyncio.current_task()
-            if task.cancelled() and not (me is not None and me.cancelling()):
-                raise StoreUnavailable("Redis: connection closed") from None
-            raise
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise StoreUnavailable("Redis: connection closed")
+        task.result()
 
     def close(self) -> None:
         """Cancel the work, and do it no more."""
@@ -480,6 +468,8 @@ def reason_of(error: Exception) -> str:
             return f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}"
         case socket.gaierror():
             return "the host name cannot be resolved"
+        case UnicodeError():
+            return "not a valid host name"
         case OSError(errno=int(number)) if number > 0:
             return os.strerror(number).lower()
         case _:

@@ -60,7 +60,6 @@ from oncebridge.stores.redis.connection import (
     Command,
     Credentials,
     Dialer,
-    InvalidReply,
     Login,
     NotPrimary,
     ServerAddress,
@@ -68,7 +67,6 @@ from oncebridge.stores.redis.connection import (
     address_text,
     fixed_login,
     login_with,
-    parse_info,
 )
 from oncebridge.stores.redis.options import RedisOptions, check, tls_context
 from oncebridge.stores.redis.scripts import Batch, KeyBatch, encode
@@ -81,6 +79,7 @@ from oncebridge.stores.redis.servers import (
     Servers,
     SlotMoving,
     TooFewReplicas,
+    slot_of,
 )
 
 _log = logging.getLogger("oncebridge")
@@ -183,7 +182,7 @@ class RedisStore(Portable):
         unusual, _ = await self._run("form", form)
         kept = _or_raise(unusual.get(0, b"%d" % scripts.FORM))
         if not isinstance(kept, bytes):
-            raise self._invalid_reply()
+            raise self._servers.invalid_reply()
         if not kept.isdigit() or int(kept) > scripts.FORM:
             raise StoreError(
                 f"the records with prefix {self._options.prefix!r} were written by a newer version of "
@@ -243,16 +242,16 @@ class RedisStore(Portable):
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
         cursor, _, server = place.partition(b" ")
         self._check_open()
-        servers = await self._servers.server_names()
+        servers = [*await self._servers.nodes()]
         server = server or servers[0]
         pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", self._prefix) + b"*"
         command = (b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", limit)
-        match _or_raise(await self._servers.ask_server(server, command)):
+        match await self._servers.ask_server(server, command):
             case [bytes(after), list(names)]:
                 keys = [name[len(self._prefix) :] for name in dict.fromkeys(names)]
                 keys = [key for key in keys if key != scripts.FORM_KEY]
             case _:
-                raise self._invalid_reply()
+                raise self._servers.invalid_reply()
         records = [record for record in await self.peek(keys) if record is not None]
         if after != b"0":
             return records, after + b" " + server
@@ -263,12 +262,8 @@ class RedisStore(Portable):
         if self._clock is not None:
             return self._clock()
         self._check_open()
-        (answer,) = await self._servers.ask([RedisRequest((b"TIME",))])
-        match _or_raise(answer):
-            case [bytes(seconds), bytes(micros)] if seconds.isdigit() and micros.isdigit():
-                now = int(seconds) * 1000 + int(micros) // 1000
-            case _:
-                raise self._invalid_reply()
+        first, *_ = await self._servers.nodes()
+        now = await self._servers.time_ms(first)
         self._note_time(now)
         return now
 
@@ -280,15 +275,8 @@ class RedisStore(Portable):
         reading every key.
         """
         self._check_open()
-        places = await self._servers.server_names()
-        infos = await asyncio.gather(*map(self._info, places))
+        infos = await asyncio.gather(*map(self._servers.info, await self._servers.nodes()))
         return {"bytes": _sum("used_memory", infos), "evicted": _sum("evicted_keys", infos)}
-
-    async def _info(self, place: bytes) -> dict[str, str]:
-        answer = _or_raise(await self._servers.ask_server(place, (b"INFO",)))
-        if not isinstance(answer, bytes):
-            raise self._invalid_reply()
-        return parse_info(answer)
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -309,14 +297,14 @@ class RedisStore(Portable):
                 except StoreError as error:
                     each[at] = NoAnswer(str(error))
         except (IndexError, TypeError, ValueError):
-            raise self._invalid_reply() from None
+            raise self._servers.invalid_reply() from None
         return ClaimAnswers(wants, each, now_ms)
 
     def _across_slots(self, wants: Wants) -> list[int]:
         """Return the positions of wants whose parts are in different slots."""
         if self._address.kind != "cluster" or wants.sizes is None:
             return []
-        slots = [self._servers.slot_of(self._prefix + key) for key in wants.keys]
+        slots = [slot_of(self._prefix + key) for key in wants.keys]
         ends = accumulate(wants.sizes)
         return [
             at
@@ -353,7 +341,7 @@ class RedisStore(Portable):
             for at, one in unusual.items():
                 answers[at] = NoAnswer(str(one)) if isinstance(one, StoreError) else meanings[one]
         except (KeyError, TypeError):
-            raise self._invalid_reply() from None
+            raise self._servers.invalid_reply() from None
         return answers
 
     async def _run(
@@ -386,20 +374,19 @@ class RedisStore(Portable):
                 elif isinstance(reply, SlotMoving) and len(piece) > 1:
                     moving += [(slot, [at]) for at in piece]
                 else:
-                    problem = reply if isinstance(reply, StoreError) else self._invalid_reply()
+                    problem = (
+                        reply if isinstance(reply, StoreError) else self._servers.invalid_reply()
+                    )
                     unusual.update(dict.fromkeys(piece, problem))
             pieces = moving
         if self._address.kind == "cluster" and any(times):
             self._note_time(max(times))
         return unusual, times
 
-    def _invalid_reply(self) -> StoreError:
-        self._servers.drop_connections()
-        return InvalidReply()
-
     def _pieces(self, batch: Batch) -> list[_Piece]:
         """Group items by slot, in pieces that do not block a server for long."""
-        if len(batch.keys) <= _CHUNK and self._address.kind != "cluster":
+        is_cluster = self._address.kind == "cluster"
+        if len(batch.keys) <= _CHUNK and not is_cluster:
             return [(0, range(len(batch)))] if batch.keys else []
         sizes = batch.sizes if isinstance(batch, Wants) else None
         sizes = sizes or [1] * len(batch)
@@ -407,7 +394,7 @@ class RedisStore(Portable):
         latest: dict[int, list[int]] = {}
         room: dict[int, int] = {}
         for at, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True)):
-            slot = self._servers.slot_of(self._prefix + batch.keys[end - size])
+            slot = slot_of(self._prefix + batch.keys[end - size]) if is_cluster else 0
             if room.get(slot, 0) < size:
                 latest[slot], room[slot] = [], _CHUNK
                 pieces.append((slot, latest[slot]))
