@@ -41,10 +41,9 @@ class _Version(Struct, frozen=True, gc=False):
 class ClusterBackend:
     """The records of a cluster, one by one; created for one call of the store."""
 
-    def __init__(self, run_script: RunScript, clock: Clock, *, is_shared_clock: bool) -> None:
+    def __init__(self, run_script: RunScript, clock: Clock) -> None:
         self._run_script = run_script
         self._clock = clock
-        self._is_shared_clock = is_shared_clock
         self._now_ms = 0
 
     def now_ms(self) -> int:
@@ -100,7 +99,7 @@ class ClusterBackend:
         return _Version(encode_record(there), self._shift(time_ms))
 
     def _shift(self, time_ms: int) -> int:
-        return 0 if self._is_shared_clock else self._clock() - time_ms
+        return self._clock() - time_ms
 
 
 def _swap_arguments(record: Record, before: _Version | None, now_ms: int) -> bytes:

@@ -97,16 +97,13 @@ def address_text(address: ServerAddress) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class _Request:
+class _Request(Struct):
     """Commands that were sent: how many replies are due, and the future that gets them."""
 
-    __slots__ = ("answers", "count", "sent", "waiter")
-
-    def __init__(self, count: int, waiter: asyncio.Future[list[Any]], sent: float) -> None:
-        self.count = count
-        self.waiter = waiter
-        self.sent = sent
-        self.answers: list[Any] = []
+    count: int
+    waiter: asyncio.Future[list[Any]]
+    sent: float
+    answers: list[Any] = []
 
 
 class Connection(asyncio.Protocol):

@@ -92,6 +92,8 @@ _Unusual = dict[int, Any]
 
 _CHUNK: Final = 200
 """Records per script. One takes about 3 µs, so other clients wait for 0.6 ms at most."""
+_CONFIRMED: Final = ("commit", "remember", "load")
+"""The scripts whose writes count only when enough replicas have them."""
 _FAULTS: Final[Mapping[str, type[StoreError]]] = {
     "loading": StoreUnavailable,
     "replica": NotPrimary,
@@ -135,11 +137,9 @@ class RedisStore(Portable):
         self._login = self._login_of(credentials)
         self._prefix = options.prefix.encode() + b":"
         self._scripts = scripts.read_scripts()
-        self._copies = (
-            ReplicaWait(options.wait_replicas, ms(options.wait_timeout))
-            if options.wait_replicas
-            else None
-        )
+        self._copies: ReplicaWait | None = None
+        if options.wait_replicas:
+            self._copies = ReplicaWait(options.wait_replicas, ms(options.wait_timeout))
         self._tls: ssl.SSLContext | None = None
         self._warned: set[tuple[str, ServerAddress]] = set()
         self._servers = self._connect_to(self._dialer())
@@ -207,7 +207,7 @@ class RedisStore(Portable):
         return ClaimAnswers(wants, each, max(answers.now_ms for answers in found))
 
     async def commit(self, commits: Commits) -> list[CommitAnswer]:
-        return await self._each("commit", commits, Reply.COMMITTED, _COMMITS, self._copies)
+        return await self._each("commit", commits, Reply.COMMITTED, _COMMITS)
 
     async def release(self, releases: Releases) -> list[ReleaseAnswer]:
         return await self._each("release", releases, Reply.RELEASED, _FENCED)
@@ -216,11 +216,11 @@ class RedisStore(Portable):
         return await self._each("extend", extensions, Reply.EXTENDED, _FENCED)
 
     async def remember(self, memories: Memories) -> list[RememberAnswer]:
-        return await self._each("remember", memories, Reply.REMEMBERED, _KNOWN, self._copies)
+        return await self._each("remember", memories, Reply.REMEMBERED, _KNOWN)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
         named = KeyBatch([one.key for one in records], [*map(scripts.encode_load, records)])
-        return await self._each("load", named, Reply.REMEMBERED, _KNOWN, self._copies)
+        return await self._each("load", named, Reply.REMEMBERED, _KNOWN)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
         unusual, _ = await self._run("look", KeyBatch([*keys]))
@@ -316,25 +316,16 @@ class RedisStore(Portable):
         if self._clock is None and self._ahead_ms is None:
             await self.now_ms()
         time_s, ahead = asyncio.get_running_loop().time, self._ahead_ms or 0
-        backend = ClusterBackend(
-            self._run,
-            self._clock or (lambda: int(time_s() * 1000) + ahead),
-            is_shared_clock=self._clock is not None,
-        )
-        return await ConditionalStore(backend).claim(wants)
+        clock = self._clock or (lambda: int(time_s() * 1000) + ahead)
+        return await ConditionalStore(ClusterBackend(self._run, clock)).claim(wants)
 
     # --- running scripts ----------------------------------------------------------------
 
     async def _each(
-        self,
-        script: str,
-        batch: Batch,
-        usual: _Answer,
-        meanings: Mapping[int, _Answer],
-        replicas: ReplicaWait | None = None,
+        self, script: str, batch: Batch, usual: _Answer, meanings: Mapping[int, _Answer]
     ) -> list[_Answer | NoAnswer]:
         """Run a script, and return *usual* for each item, or what another outcome means."""
-        unusual, _ = await self._run(script, batch, replicas)
+        unusual, _ = await self._run(script, batch)
         answers: list[_Answer | NoAnswer] = [usual] * len(batch)
         _require_some(unusual, len(answers))
         try:
@@ -344,9 +335,7 @@ class RedisStore(Portable):
             raise self._servers.invalid_reply() from None
         return answers
 
-    async def _run(
-        self, script: str, batch: Batch, replicas: ReplicaWait | None = None
-    ) -> tuple[_Unusual, list[int]]:
+    async def _run(self, script: str, batch: Batch) -> tuple[_Unusual, list[int]]:
         """
         Run a script over *batch*, in as few pieces as possible.
 
@@ -357,6 +346,7 @@ class RedisStore(Portable):
         unusual: _Unusual = {}
         times = [0] * len(batch)
         pieces = self._pieces(batch)
+        replicas = self._copies if script in _CONFIRMED else None
         while pieces:
             requests = [self._request(script, slot, batch, piece) for slot, piece in pieces]
             replies: list[Any]

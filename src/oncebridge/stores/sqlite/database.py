@@ -57,6 +57,13 @@ _TRANSIENT = frozenset(
         sqlite3.SQLITE_PROTOCOL,
     }
 )
+_REASONS = {
+    sqlite3.SQLITE_READONLY: "the file or its directory is read-only; make both writable, as "
+    "SQLite also creates files next to it",
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened or created; the directory must exist and be "
+    "writable, and a symbolic link must point to a file",
+    sqlite3.SQLITE_NOTADB: "is not a SQLite file; use another path",
+}
 
 
 class SQLiteFile:
@@ -148,12 +155,10 @@ class SQLiteFile:
 
         try:
             return self._guarded(all_of_them)
-        except StoreUnavailable as error:
-            # It would be unavailable for each of them too, and each would wait as long.
-            return [(result, None, error) for _, result in group]
         except BaseException as error:  # noqa: BLE001 - passed to the caller
-            if len(group) == 1:
-                return [(group[0][1], None, error)]
+            # If the file is unavailable, it would be for each of them, and each would wait as long.
+            if len(group) == 1 or isinstance(error, StoreUnavailable):
+                return [(result, None, error) for _, result in group]
         return [self._together([change])[0] for change in group]
 
     async def aclose(self) -> None:
@@ -355,21 +360,8 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 def _translated(error: sqlite3.Error, path: Path) -> StoreError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code == sqlite3.SQLITE_READONLY:
-        return StoreError(
-            f"{path}: the file or its directory is read-only; make both writable, as SQLite also "
-            "creates files next to it"
-        )
-    if code == sqlite3.SQLITE_CANTOPEN:
-        return StoreError(
-            f"{path}: cannot be opened or created; the directory must exist and be writable, and "
-            "a symbolic link must point to a file"
-        )
-    if code == sqlite3.SQLITE_NOTADB:
-        return StoreError(f"{path}: is not a SQLite file; use another path")
-    if code in _TRANSIENT:
-        return StoreUnavailable(f"{path}: {error}")
-    return StoreError(f"{path}: {error}")
+    kind = StoreUnavailable if code in _TRANSIENT else StoreError
+    return kind(f"{path}: {_REASONS.get(code, error)}")
 
 
 @contextmanager
