@@ -489,35 +489,6 @@ class ClaimAnswers(Struct, frozen=True, gc=False):
 class Claims(Protocol):
     """The part of `Store` that the gateway needs to deliver events."""
 
-    async def claim(self, wants: Wants) -> ClaimAnswers: ...
-
-    async def commit(self, commits: Commits) -> list[CommitAnswer]: ...
-
-    async def release(self, releases: Releases) -> list[ReleaseAnswer]: ...
-
-    async def extend(self, extensions: Extensions) -> list[ExtendAnswer]: ...
-
-    async def remember(self, memories: Memories) -> list[RememberAnswer]: ...
-
-
-class Store(Protocol):
-    """
-    A store: every operation on records.
-
-    The test suite `oncebridge.testing.StoreContract` defines what each operation must do. A
-    store that passes it is ready for production. A class that inherits from this one has only
-    `async with` from it.
-    """
-
-    async def open(self) -> None:
-        """
-        Connect, and check that the backend can keep the guarantees; safe to repeat.
-
-        Raise `ConfigError` if an operator has to change something, `StoreUnavailable` if the
-        backend does not answer now.
-        """
-        ...
-
     async def claim(self, wants: Wants) -> ClaimAnswers:
         """
         Claim keys.
@@ -560,6 +531,25 @@ class Store(Protocol):
 
     async def remember(self, memories: Memories) -> list[RememberAnswer]:
         """Mark keys done that are absent, free or expired; leave other keys as they are."""
+        ...
+
+
+class Store(Claims, Protocol):
+    """
+    A store: every operation on records.
+
+    The test suite `oncebridge.testing.StoreContract` defines what each operation must do. A
+    store that passes it is ready for production. A class that inherits from this one has only
+    `async with` from it.
+    """
+
+    async def open(self) -> None:
+        """
+        Connect, and check that the backend can keep the guarantees; safe to repeat.
+
+        Raise `ConfigError` if an operator has to change something, `StoreUnavailable` if the
+        backend does not answer now.
+        """
         ...
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:

@@ -512,11 +512,10 @@ def login_with(credentials: Credentials, again: Credentials | None = None) -> Lo
             raise
         except ConfigError as error:
             raise UnusableServer(f"no credentials for Redis: {error.message}") from error
-        except OncebridgeError as error:
-            raise StoreUnavailable(f"no credentials for Redis: {error}") from error
         except Exception as error:
-            name = type(error).__name__
-            raise StoreUnavailable(f"no credentials for Redis: {name} was raised") from error
+            is_ours = isinstance(error, OncebridgeError)
+            why = str(error) if is_ours else f"{type(error).__name__} was raised"
+            raise StoreUnavailable(f"no credentials for Redis: {why}") from error
         raise UnusableServer(
             "no credentials for Redis: the function must return (user, password), both str"
         )

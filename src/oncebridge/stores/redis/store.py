@@ -69,7 +69,7 @@ from oncebridge.stores.redis.connection import (
     login_with,
 )
 from oncebridge.stores.redis.options import RedisOptions, check, tls_context
-from oncebridge.stores.redis.scripts import Batch, KeyBatch, encode
+from oncebridge.stores.redis.scripts import Batch, KeyBatch, claim_answer, encode
 from oncebridge.stores.redis.servers import (
     Cluster,
     OneServer,
@@ -126,9 +126,9 @@ class RedisStore(Portable):
         clock: Clock | None = None,
     ) -> None:
         options = options or RedisOptions()
-        self._address = RedisAddress.parse(url)
-        check(options, self._address)
-        self._options = options
+        self.address: Final = RedisAddress.parse(url)
+        self.options: Final = options
+        check(options, self.address)
         self._clock = clock
         self._close_login: Callable[[], None] = lambda: None
         if login_every is not None and login_every <= timedelta(0):
@@ -152,23 +152,15 @@ class RedisStore(Portable):
         """Open `redis://HOST`, and the forms for TLS, sockets, Sentinel and clusters."""
         return cls(url, options)
 
-    @property
-    def address(self) -> RedisAddress:
-        return self._address
-
-    @property
-    def options(self) -> RedisOptions:
-        return self._options
-
     async def open(self) -> None:
         self._check_open()
-        if self._address.is_tls:
-            self._tls = tls_context(self._options)
+        if self.address.is_tls:
+            self._tls = tls_context(self.options)
         try:
             await self._servers.open(self._scripts.values())
             await self._check_form()  # finds missing permissions as well
         except NotPrimary as error:
-            if self._address.kind in ("sentinel", "cluster"):
+            if self.address.kind in ("sentinel", "cluster"):
                 raise  # a failover is under way
             raise ConfigError("", f"{error}; use the address of the primary") from error
         except StoreUnavailable:
@@ -179,13 +171,12 @@ class RedisStore(Portable):
     async def _check_form(self) -> None:
         """Check that this version can read the records; a new store notes their form."""
         form = KeyBatch([scripts.FORM_KEY], terms=b"%d" % scripts.FORM)
-        unusual, _ = await self._run("form", form)
-        kept = _or_raise(unusual.get(0, b"%d" % scripts.FORM))
+        kept = (await self._run_for_all("form", form)).get(0, b"%d" % scripts.FORM)
         if not isinstance(kept, bytes):
             raise self._servers.invalid_reply()
         if not kept.isdigit() or int(kept) > scripts.FORM:
             raise StoreError(
-                f"the records with prefix {self._options.prefix!r} were written by a newer version of "
+                f"the records with prefix {self.options.prefix!r} were written by a newer version of "
                 f"oncebridge (form {kept[:20].decode(errors='replace')}, this version knows "
                 f"{scripts.FORM}); upgrade this worker, or give it another prefix"
             )
@@ -223,16 +214,14 @@ class RedisStore(Portable):
         return await self._each("load", named, Reply.REMEMBERED, _KNOWN)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
-        unusual, _ = await self._run("look", KeyBatch([*keys]))
-        _require_all(unusual)
+        unusual = await self._run_for_all("look", KeyBatch([*keys]))
         return [
             scripts.decode_record(key, unusual[at]) if at in unusual else None
             for at, key in enumerate(keys)
         ]
 
     async def forget(self, keys: Sequence[bytes]) -> list[bool]:
-        unusual, _ = await self._run("forget", KeyBatch([*keys]))
-        _require_all(unusual)
+        unusual = await self._run_for_all("forget", KeyBatch([*keys]))
         return [at not in unusual for at in range(len(keys))]
 
     async def purge(self, limit: int = 1000) -> int:  # noqa: ARG002 - Redis does it by itself
@@ -287,22 +276,15 @@ class RedisStore(Portable):
 
     async def _claim(self, wants: Wants) -> ClaimAnswers:
         unusual, times = await self._run("claim", wants)
-        each: list[ClaimAnswer | int] = [HELD] * len(wants)
         now_ms = max(times, default=0)
-        _require_some(unusual, len(each))
-        try:
-            for at, one in unusual.items():
-                try:
-                    each[at] = scripts.claim_answer(wants, at, _or_raise(one), now_ms)
-                except StoreError as error:
-                    each[at] = NoAnswer(str(error))
-        except (IndexError, TypeError, ValueError):
-            raise self._servers.invalid_reply() from None
+        each = self._answers(
+            [HELD] * len(wants), unusual, lambda at, one: claim_answer(wants, at, one, now_ms)
+        )
         return ClaimAnswers(wants, each, now_ms)
 
     def _across_slots(self, wants: Wants) -> list[int]:
         """Return the positions of wants whose parts are in different slots."""
-        if self._address.kind != "cluster" or wants.sizes is None:
+        if self.address.kind != "cluster" or wants.sizes is None:
             return []
         slots = [slot_of(self._prefix + key) for key in wants.keys]
         ends = accumulate(wants.sizes)
@@ -327,13 +309,26 @@ class RedisStore(Portable):
         """Run a script, and return *usual* for each item, or what another outcome means."""
         unusual, _ = await self._run(script, batch)
         answers: list[_Answer | NoAnswer] = [usual] * len(batch)
+        return self._answers(answers, unusual, lambda _, one: meanings[one])
+
+    def _answers(
+        self, answers: list[Any], unusual: _Unusual, meaning: Callable[[int, Any], Any]
+    ) -> list[Any]:
+        """Return *answers* with the meanings of unusual outcomes; raise if no item has any."""
         _require_some(unusual, len(answers))
-        try:
-            for at, one in unusual.items():
-                answers[at] = NoAnswer(str(one)) if isinstance(one, StoreError) else meanings[one]
-        except (KeyError, TypeError):
-            raise self._servers.invalid_reply() from None
+        for at, one in unusual.items():
+            try:
+                answers[at] = meaning(at, _or_raise(one))
+            except StoreError as error:
+                answers[at] = NoAnswer(str(error))
+            except (IndexError, KeyError, TypeError, ValueError):
+                raise self._servers.invalid_reply() from None
         return answers
+
+    async def _run_for_all(self, script: str, batch: Batch) -> _Unusual:
+        """Run a script; raise if it did not run for each item."""
+        unusual, _ = await self._run(script, batch)
+        return {at: _or_raise(one) for at, one in unusual.items()}
 
     async def _run(self, script: str, batch: Batch) -> tuple[_Unusual, list[int]]:
         """
@@ -369,13 +364,13 @@ class RedisStore(Portable):
                     )
                     unusual.update(dict.fromkeys(piece, problem))
             pieces = moving
-        if self._address.kind == "cluster" and any(times):
+        if self.address.kind == "cluster" and any(times):
             self._note_time(max(times))
         return unusual, times
 
     def _pieces(self, batch: Batch) -> list[_Piece]:
         """Group items by slot, in pieces that do not block a server for long."""
-        is_cluster = self._address.kind == "cluster"
+        is_cluster = self.address.kind == "cluster"
         if len(batch.keys) <= _CHUNK and not is_cluster:
             return [(0, range(len(batch)))] if batch.keys else []
         sizes = batch.sizes if isinstance(batch, Wants) else None
@@ -416,7 +411,7 @@ class RedisStore(Portable):
 
     def sentinels(self) -> Sentinels | None:
         """Return the Sentinels; None if the address has none."""
-        address, options = self._address, self._options
+        address, options = self.address, self.options
         if address.kind != "sentinel":
             return None
         watcher = replace(
@@ -429,7 +424,7 @@ class RedisStore(Portable):
         return Sentinels(watcher, address.hosts, address.service)
 
     def _login_of(self, credentials: Credentials | None) -> Login | None:
-        address, options = self._address, self._options
+        address, options = self.address, self.options
         if credentials is None and options.iam_user is None:
             return fixed_login(address.user, address.password)
         if credentials is not None:
@@ -461,7 +456,7 @@ class RedisStore(Portable):
         return login_with(iam.login, iam.login_again)
 
     def _dialer(self) -> Dialer:
-        address, options, every = self._address, self._options, self._login_every
+        address, options, every = self.address, self.options, self._login_every
         return Dialer(
             timeout_s=options.timeout.total_seconds(),
             connect_timeout_s=options.connect_timeout.total_seconds(),
@@ -474,7 +469,7 @@ class RedisStore(Portable):
         )
 
     def _connect_to(self, dialer: Dialer) -> Servers:
-        address, options = self._address, self._options
+        address, options = self.address, self.options
         if address.kind == "cluster":
             return Cluster(dialer, address.hosts, options.connections)
         if (sentinels := self.sentinels()) is not None:
@@ -489,18 +484,18 @@ class RedisStore(Portable):
     def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:
             try:
-                self._tls = tls_context(self._options)
+                self._tls = tls_context(self.options)
             except ConfigError as error:
                 raise UnusableServer(str(error)) from error
         return self._tls
 
     def _check(self, info: dict[str, str], address: ServerAddress) -> None:
         """Check the INFO of a server, for every connection."""
-        for fault in faults(info, is_cluster=self._address.kind == "cluster"):
+        for fault in faults(info, is_cluster=self.address.kind == "cluster"):
             raise _FAULTS.get(fault.code, UnusableServer)(
                 f"Redis at {address_text(address)} {fault.text}"
             )
-        for doubt in doubts(info, replicas=self._options.wait_replicas):
+        for doubt in doubts(info, replicas=self.options.wait_replicas):
             what = f"oncebridge.redis_{doubt}"
             if (what, address) not in self._warned:  # once for each server
                 self._warned.add((what, address))
@@ -516,12 +511,6 @@ def _fits(reply: Any, request: RedisRequest, items: Sequence[int]) -> bool:
         and isinstance(reply[0], int)
         and all(isinstance(at, int) and 0 < at <= len(items) for at in reply[2::2])
     )
-
-
-def _require_all(unusual: _Unusual) -> None:
-    """Raise if a script did not run for an item."""
-    for one in unusual.values():
-        _or_raise(one)
 
 
 def _require_some(unusual: _Unusual, count: int) -> None:

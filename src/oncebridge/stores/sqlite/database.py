@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import finalize
 
 from msgspec import Struct
@@ -86,7 +86,7 @@ class SQLiteFile:
         longest_log: int = WAL_MOST,
         busy_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
-        self._path = Path(path)
+        self.path: Final = Path(path)
         self._name = name
         self._version = version
         self._schema = schema
@@ -98,10 +98,6 @@ class SQLiteFile:
         self._changes: deque[_Change] = deque()
         """Those that wait for the thread, with their results."""
         self._closed = False
-
-    @property
-    def path(self) -> Path:
-        return self._path
 
     def refusal(self, db: sqlite3.Connection) -> str:
         """Return why the file of *db* would be refused; empty if it would not."""
@@ -138,7 +134,7 @@ class SQLiteFile:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreError(f"{self._path}: has been closed")
+            raise StoreError(f"{self.path}: has been closed")
 
     def _run_changes(self) -> None:
         """Run the changes that wait, in the thread; none if an earlier call has run them."""
@@ -180,27 +176,27 @@ class SQLiteFile:
                 self._connection = self._connect()
             return work(self._connection)
         except sqlite3.Error as error:
-            raise _translated(error, self._path) from error
+            raise _translated(error, self.path) from error
 
     def _connect(self) -> sqlite3.Connection:
-        if self._path.name == ":memory:":
+        if self.path.name == ":memory:":
             raise StoreError("sqlite: needs a file; to keep records in memory, use memory: instead")
-        if kind := network_file_system(self._path):
+        if kind := network_file_system(self.path):
             raise StoreError(
-                f"{self._path}: is on a network file system ({kind}), where SQLite's locks are not "
+                f"{self.path}: is on a network file system ({kind}), where SQLite's locks are not "
                 "reliable and two workers could deliver the same event; put the file on a local "
                 "disk, or use a store for several hosts (redis, postgresql, dynamodb)"
             )
-        if not self._path.parent.is_dir():
+        if not self.path.parent.is_dir():
             raise StoreError(
-                f"{self._path}: the directory does not exist; create it, or use another path"
+                f"{self.path}: the directory does not exist; create it, or use another path"
             )
         # Created first, because SQLite gives its log the mode of the file; SQLite reports errors.
         # One thread at a time: closing a file releases all locks of this process on it.
         with _creating, suppress(OSError):
-            os.close(create_private(self._path))
+            os.close(create_private(self.path))
         db = sqlite3.connect(
-            _uri(self._path, "mode=rw"),
+            _uri(self.path, "mode=rw"),
             uri=True,
             timeout=self._busy_timeout.total_seconds(),
             isolation_level=None,
@@ -222,7 +218,7 @@ class SQLiteFile:
         mode = self._switch_to_wal(db)
         if mode != "wal":
             raise StoreError(
-                f"{self._path}: this file system does not support SQLite's write-ahead log "
+                f"{self.path}: this file system does not support SQLite's write-ahead log "
                 f"(journal mode {mode!r}); put the file on a local disk"
             )
         db.execute("PRAGMA synchronous = FULL")
@@ -231,7 +227,7 @@ class SQLiteFile:
         db.execute("PRAGMA cache_size = -8192")
         # Keys are random, so claims change pages all over the index: write them to the main file
         # less often than every 4 MB, if the disk has room.
-        most = wal_limit(self._path, self._longest_log)
+        most = wal_limit(self.path, self._longest_log)
         (page_size,) = db.execute("PRAGMA page_size").fetchone()
         db.execute(f"PRAGMA wal_autocheckpoint = {most // page_size}")
         db.execute(f"PRAGMA journal_size_limit = {most}")
@@ -245,7 +241,7 @@ class SQLiteFile:
                 fix = "upgrade this one, or start a new file"
                 if version < self._version:
                     fix = "start a new file"
-                raise StoreError(f"{self._path}: {self._other_layout(version)}; {fix}")
+                raise StoreError(f"{self.path}: {self._other_layout(version)}; {fix}")
             for statement in self._schema.split(";"):
                 db.execute(statement)
 
