@@ -272,11 +272,8 @@ async def _make(path):
 
 
 @pytest.mark.parametrize(("kind", "reads"), [(SQLiteStore, 2), (SQLiteDeadLetters, 1)])
-@pytest.mark.parametrize(
-    ("layout", "by", "fix"),
-    [(99, "a newer", "upgrade this one, or start a new file"), (0, "an older", "start a new file")],
-)
-async def test_another_layout_is_refused(tmp_path, kind, reads, layout, by, fix):  # noqa: PLR0917
+@pytest.mark.parametrize(("layout", "by"), [(99, "a newer"), (0, "an older")])
+async def test_another_layout_is_refused(tmp_path, kind, reads, layout, by):
     path = tmp_path / "seen.db"
     first = kind(path)
     await first.open()
@@ -288,7 +285,7 @@ async def test_another_layout_is_refused(tmp_path, kind, reads, layout, by, fix)
     with pytest.raises(StoreError) as caught:
         await second.open()
     why = f"by {by} version of oncebridge (layout {layout}, this one reads {reads})"
-    assert str(caught.value).endswith(f"{why}; {fix}")
+    assert str(caught.value).endswith(f"{why}; use that version, or start a new file")
     await second.aclose()
     with sqlite3.connect(path) as db:  # nothing was changed
         assert db.execute("SELECT version FROM oncebridge_schema").fetchall() == [(layout,)]

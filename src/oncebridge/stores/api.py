@@ -241,16 +241,15 @@ class Wants(Columns[Want], frozen=True, gc=False):
     def of(cls, rows: Iterable[Want]) -> Self:
         """Return *rows* as columns; what they have in common becomes one value."""
         wants = [*rows]
+        parts = [part for want in wants for part in want.parts]
         if not wants:
             return cls([])
-        parts = [part for want in wants for part in want.parts]
-        names = ("token", "generation", "lease_ms", "keep_ms", "memo")
-        columns: list[Any] = [folded([getattr(want, name) for want in wants]) for name in names]
-        columns += [
-            folded([getattr(part, name) for part in parts]) for name in ("hash", "slide_ms")
-        ]
-        sizes = [len(want.parts) for want in wants] if len(parts) > len(wants) else None
-        return cls(*[[part.key for part in parts], *columns, sizes])
+        columns: list[Any] = [[part.key for part in parts]]
+        for name in cls.__struct_fields__[1:-1]:
+            holders: Sequence[Any] = parts if name in cls.per_key else wants
+            columns.append(folded([getattr(one, name) for one in holders]))
+        columns.append([len(want.parts) for want in wants] if len(parts) > len(wants) else None)
+        return cls(*columns)
 
     @classmethod
     def joined(cls, batches: Sequence[Self]) -> Self:

@@ -233,7 +233,10 @@ class Dialer(Struct, frozen=True):
             async with asyncio.timeout(self.connect_timeout_s):
                 connection = await self._reach(address)
                 await self._greet(connection)
-                self._prolong(connection)
+                if self.login is not None and self.login_every_s is not None:
+                    keep = self._log_in_again(connection, self.login, self.login_every_s)
+                    keeper = asyncio.get_running_loop().create_task(keep)
+                    connection.closed.add_done_callback(lambda _: keeper.cancel())
                 return connection
         except BaseException as error:
             if connection is not None:
@@ -293,16 +296,8 @@ class Dialer(Struct, frozen=True):
             *_, info = await _ask_checked(connection, [*commands, (b"INFO",)])
             self.check(parse_info(info), connection.address)
 
-    def _prolong(self, connection: Connection) -> None:
-        """Log in again every *login_every_s*, as long as the connection is open."""
-        if self.login is None or self.login_every_s is None:
-            return
-        keeper = asyncio.get_running_loop().create_task(
-            self._log_in_again(connection, self.login, self.login_every_s)
-        )
-        connection.closed.add_done_callback(lambda _: keeper.cancel())
-
     async def _log_in_again(self, connection: Connection, login: Login, every_s: float) -> None:
+        """Log in every *every_s*, as long as the connection is open."""
         wait_s, is_refused = every_s, False
         while True:
             await asyncio.sleep(wait_s)
@@ -382,18 +377,11 @@ class Node:
         while self._open:
             self._open.pop().abort()
 
-    def close(self) -> None:
-        """Close all connections, and open no more."""
-        self._opening.close()
+    def close(self) -> list[asyncio.Future[None]]:
+        """Close all connections, and open no more; return what ends when that is done."""
+        ending = [connection.closed for connection in self._open]
         self.drop()
-
-    async def aclose(self) -> None:
-        """Close all connections, and wait until they are closed."""
-        going = [connection.closed for connection in self._open]
-        self.close()
-        if going:
-            await asyncio.wait(going, timeout=1)
-        await self._opening.aclose()
+        return [*ending, *self._opening.close()]
 
     def _least_busy(self) -> Connection | None:
         while True:
@@ -439,16 +427,13 @@ class SharedTask:
             raise StoreUnavailable("Redis: connection closed")
         task.result()
 
-    def close(self) -> None:
-        """Cancel the work, and do it no more."""
+    def close(self) -> list[asyncio.Future[None]]:
+        """Cancel the work, and do it no more; return the task, if it is running."""
         self._is_closed = True
-        if self._task is not None:
-            self._task.cancel()
-
-    async def aclose(self) -> None:
-        self.close()
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=1)
+        if self._task is None:
+            return []
+        self._task.cancel()
+        return [self._task]
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._task = None

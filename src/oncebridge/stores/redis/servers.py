@@ -130,8 +130,13 @@ class Servers(ABC):
         for node in self._nodes.values():
             node.drop()
 
+    def _close(self) -> list[asyncio.Future[None]]:
+        return [ending for node in self._nodes.values() for ending in node.close()]
+
     async def aclose(self) -> None:
-        await asyncio.gather(*[node.aclose() for node in self._nodes.values()])
+        """Close all connections, and wait until they are closed."""
+        if ending := self._close():
+            await asyncio.wait(ending, timeout=1)
 
 
 class OneServer(Servers):
@@ -390,9 +395,8 @@ class Cluster(Servers):
             self._is_outdated = True
         return problem
 
-    async def aclose(self) -> None:
-        await self._learning.aclose()
-        await super().aclose()
+    def _close(self) -> list[asyncio.Future[None]]:
+        return [*self._learning.close(), *super()._close()]
 
     # --- which server has which slots ---------------------------------------------------
 

@@ -26,7 +26,7 @@ import re
 import ssl
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from msgspec.structs import replace
@@ -286,13 +286,8 @@ class RedisStore(Portable):
         """Return the positions of wants whose parts are in different slots."""
         if self.address.kind != "cluster" or wants.sizes is None:
             return []
-        slots = [slot_of(self._prefix + key) for key in wants.keys]
-        ends = accumulate(wants.sizes)
-        return [
-            at
-            for at, (end, size) in enumerate(zip(ends, wants.sizes, strict=True))
-            if len({*slots[end - size : end]}) > 1
-        ]
+        slots = iter([slot_of(self._prefix + key) for key in wants.keys])
+        return [at for at, size in enumerate(wants.sizes) if len({*islice(slots, size)}) > 1]
 
     async def _claim_across_slots(self, wants: Wants) -> ClaimAnswers:
         if self._clock is None and self._ahead_ms is None:

@@ -105,12 +105,11 @@ class SQLiteFile:
         if not db.execute(has_versions).fetchone():
             return ""
         found = db.execute(_VERSION_OF, (self._name,)).fetchone()
-        return self._other_layout(found[0]) if found and found[0] != self._version else ""
-
-    def _other_layout(self, version: int) -> str:
-        other = "a newer" if version > self._version else "an older"
+        if not found or found[0] == self._version:
+            return ""
+        other = "a newer" if found[0] > self._version else "an older"
         return (
-            f"the {self._name} were written by {other} version of oncebridge (layout {version}, "
+            f"the {self._name} were written by {other} version of oncebridge (layout {found[0]}, "
             f"this one reads {self._version})"
         )
 
@@ -236,12 +235,8 @@ class SQLiteFile:
             db.execute(
                 "INSERT OR IGNORE INTO oncebridge_schema VALUES (?, ?)", (self._name, self._version)
             )
-            (version,) = db.execute(_VERSION_OF, (self._name,)).fetchone()
-            if version != self._version:
-                fix = "upgrade this one, or start a new file"
-                if version < self._version:
-                    fix = "start a new file"
-                raise StoreError(f"{self.path}: {self._other_layout(version)}; {fix}")
+            if refusal := self.refusal(db):
+                raise StoreError(f"{self.path}: {refusal}; use that version, or start a new file")
             for statement in self._schema.split(";"):
                 db.execute(statement)
 
