@@ -232,6 +232,9 @@ class _AtOnce:
     def do(self, loop: asyncio.AbstractEventLoop, work: Callable[[], Any]) -> "asyncio.Future[Any]":
         return loop.run_in_executor(None, work)
 
+    def put(self, job: Callable[[], None]) -> None:
+        job()
+
     def stop(self) -> None:
         pass
 
