@@ -16,7 +16,7 @@ its lease has been over for that long.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, chain, repeat
+from itertools import accumulate
 from operator import add
 from typing import Any, ClassVar, Final, Protocol, Self, TypeVar, cast
 
@@ -380,14 +380,8 @@ def places_of(sizes: Sequence[int]) -> list[range]:
 
 def _first_attempts(wants: Wants, now_ms: int) -> Records:
     """Return the records of *wants*, if their keys have none yet."""
-
-    def per_key(column: Column[_V]) -> Column[_V]:
-        if wants.sizes is None or not isinstance(column, list):
-            return column
-        return [*chain.from_iterable(map(repeat, column, wants.sizes))]
-
-    until = per_key(mapped(now_ms.__add__, wants.lease_ms))
-    keep = per_key(wants.keep_ms)
+    until = wants.by_key(mapped(now_ms.__add__, wants.lease_ms))
+    keep = wants.by_key(wants.keep_ms)
     if isinstance(until, list) or isinstance(keep, list):
         count = len(wants.keys)
         keep_until: Column[int] = [*map(add, spread(until, count), spread(keep, count))]
@@ -395,13 +389,13 @@ def _first_attempts(wants: Wants, now_ms: int) -> Records:
         keep_until = until + keep
     return Records(
         wants.keys,
-        per_key(wants.token),
-        per_key(wants.generation),
+        wants.by_key(wants.token),
+        wants.by_key(wants.generation),
         until,
         1,
         wants.hash,
         None,
-        per_key(wants.memo),
+        wants.by_key(wants.memo),
         0,
         keep_until,
     )

@@ -22,6 +22,7 @@ from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 from zlib import crc32
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from oncebridge.base.clock import Clock, system_clock
 from oncebridge.base.options import Doc
@@ -283,17 +284,7 @@ class SQLiteStore(Portable):
         """Update all if each is claimed with its generation, otherwise decide one by one."""
         before = db.total_changes
         db.execute("SAVEPOINT one_statement")
-        _execute(
-            db,
-            _COMMIT,
-            commits.keys,
-            now_ms=self._clock(),
-            window_ms=commits.window_ms,
-            hard_ms=commits.hard_ms,
-            generation=commits.generation,
-            fate=commits.fate,
-            memo=commits.memo,
-        )
+        _execute(db, _COMMIT, now_ms=self._clock(), **asdict(commits))
         answers: list[CommitAnswer] = [Reply.COMMITTED] * len(commits)
         if db.total_changes - before != len(commits):
             db.execute("ROLLBACK TO one_statement")
@@ -344,18 +335,9 @@ def _read(db: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Record]:
 
 def _start(db: sqlite3.Connection, wants: Wants, now: int) -> None:
     """Insert the first attempts of *wants*; their keys have no records."""
-    _execute(
-        db,
-        _START,
-        wants.keys,
-        token=wants.by_key(wants.token),
-        generation=wants.by_key(wants.generation),
-        now_ms=now,
-        lease_ms=wants.by_key(wants.lease_ms),
-        keep_ms=wants.by_key(wants.keep_ms),
-        memo=wants.by_key(wants.memo),
-        hash=wants.hash,
-    )
+    names = ("token", "generation", "lease_ms", "keep_ms", "memo")
+    columns = {name: wants.by_key(getattr(wants, name)) for name in names}
+    _execute(db, _START, wants.keys, now_ms=now, hash=wants.hash, **columns)
 
 
 def _write(db: sqlite3.Connection, records: Sequence[Record]) -> None:
