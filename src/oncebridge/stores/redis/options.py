@@ -12,10 +12,6 @@ from oncebridge.errors import ConfigError
 from oncebridge.stores.redis.address import RedisAddress
 from oncebridge.stores.redis.connection import reason_of
 
-_TLS = ("ca_file", "cert_file", "key_file", "tls_name")
-_SENTINEL = ("sentinel_user", "sentinel_password")
-_IAM = ("iam_cache", "iam_region", "iam_serverless")
-
 
 class RedisOptions(Struct, frozen=True, kw_only=True):
     """Options of the Redis store."""
@@ -107,34 +103,27 @@ def check(options: RedisOptions, address: RedisAddress) -> None:
     """Raise `ConfigError` for options that cannot work with *address*."""
     if not options.prefix or ":" in options.prefix:
         raise ConfigError("prefix", "must not be empty or contain a colon")
-    has_sentinels, has_iam = address.kind == "sentinel", options.iam_user is not None
-    for names, is_possible, why in (
-        (_TLS, address.is_tls, "is for TLS, but the address does not start with rediss"),
-        (_SENTINEL, has_sentinels, "is for redis+sentinel:// only"),
-        (_IAM, has_iam, "needs iam_user, the user to log in as"),
-    ):
-        for name in names if not is_possible else ():
-            if getattr(options, name) not in (None, False):
-                raise ConfigError(name, why)
-    for name in _TLS:
-        if getattr(options, name) == "":
-            raise ConfigError(name, "is empty; set or remove it")
+    for option in ("ca_file", "cert_file", "key_file", "tls_name"):
+        value = getattr(options, option)
+        if value is not None and not address.is_tls:
+            raise ConfigError(option, "is for TLS, but the address does not start with rediss")
+        if value == "":
+            raise ConfigError(option, "is empty; set or remove it")
     if options.key_file is not None and options.cert_file is None:
         raise ConfigError("key_file", "needs cert_file, the certificate of the key")
-    if has_iam:
-        _check_iam(options, address)
+    for option in ("sentinel_user", "sentinel_password"):
+        if getattr(options, option) is not None and address.kind != "sentinel":
+            raise ConfigError(option, "is for redis+sentinel:// only")
+    _check_iam(options, address)
     _check_times(options)
 
 
-def _check_times(options: RedisOptions) -> None:
-    for name in ("timeout", "connect_timeout", "wait_timeout"):
-        if getattr(options, name) < timedelta(milliseconds=1):
-            raise ConfigError(name, "must be at least 1ms")
-    if options.wait_replicas and options.wait_timeout >= options.timeout:
-        raise ConfigError("wait_timeout", "must be shorter than timeout")
-
-
 def _check_iam(options: RedisOptions, address: RedisAddress) -> None:
+    if options.iam_user is None:
+        for option in ("iam_cache", "iam_region", "iam_serverless"):
+            if getattr(options, option):
+                raise ConfigError(option, "needs iam_user, the user to log in as")
+        return
     if options.iam_cache is None:
         raise ConfigError("iam_user", "needs iam_cache, the name of the cache")
     if not address.is_tls or address.kind == "sentinel":
@@ -145,6 +134,14 @@ def _check_iam(options: RedisOptions, address: RedisAddress) -> None:
         )
     if address.password is not None:
         raise ConfigError("iam_user", "replaces the user and password in the address; remove those")
+
+
+def _check_times(options: RedisOptions) -> None:
+    for option in ("timeout", "connect_timeout", "wait_timeout"):
+        if getattr(options, option) < timedelta(milliseconds=1):
+            raise ConfigError(option, "must be at least 1ms")
+    if options.wait_replicas and options.wait_timeout >= options.timeout:
+        raise ConfigError("wait_timeout", "must be shorter than timeout")
 
 
 def tls_context(options: RedisOptions) -> ssl.SSLContext:
