@@ -335,9 +335,18 @@ def _read(db: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Record]:
 
 def _start(db: sqlite3.Connection, wants: Wants, now: int) -> None:
     """Insert the first attempts of *wants*; their keys have no records."""
-    names = ("token", "generation", "lease_ms", "keep_ms", "memo")
-    columns = {name: wants.by_key(getattr(wants, name)) for name in names}
-    _execute(db, _START, wants.keys, now_ms=now, hash=wants.hash, **columns)
+    _execute(
+        db,
+        _START,
+        wants.keys,
+        token=wants.by_key(wants.token),
+        generation=wants.by_key(wants.generation),
+        now_ms=now,
+        lease_ms=wants.by_key(wants.lease_ms),
+        keep_ms=wants.by_key(wants.keep_ms),
+        memo=wants.by_key(wants.memo),
+        hash=wants.hash,
+    )
 
 
 def _write(db: sqlite3.Connection, records: Sequence[Record]) -> None:
