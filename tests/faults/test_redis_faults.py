@@ -996,7 +996,7 @@ async def test_the_replica_of_a_server_that_goes_takes_its_place(cluster: RedisC
             await asyncio.sleep(0.1)
         assert kinds == {Duplicate}
     seeds = f"redis+cluster://{replica.host}"
-    async with RedisStore(seeds, store._options) as another:
+    async with RedisStore(seeds, store.options) as another:
         assert isinstance((await another.claim(Wants.of([want(keys[0])])))[0], Duplicate)
 
 

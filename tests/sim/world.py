@@ -240,7 +240,7 @@ class _AtOnce:
 
 
 def _without_a_thread(store: SQLiteStore) -> SQLiteStore:
-    store._file._thread = _AtOnce()  # type: ignore[assignment]
+    store.file._thread = _AtOnce()  # type: ignore[assignment]
     return store
 
 

@@ -50,7 +50,7 @@ class GetThenPut(SQLiteStore):
 
     async def _put(self, records: Sequence[Record]) -> None:
         await asyncio.sleep(0)
-        await self._file.change(_writing(records))
+        await self.file.change(_writing(records))
 
 
 class GetThenPutLocked(GetThenPut):

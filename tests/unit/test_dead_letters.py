@@ -189,7 +189,7 @@ class TestSQLite(DeadLettersContract):
 
     def test_addresses(self, tmp_path):
         dead = SQLiteDeadLetters.from_url(f"sqlite:{tmp_path}/d.db")
-        assert dead._file._path == tmp_path / "d.db"
+        assert dead.file.path == tmp_path / "d.db"
         for url in ("sqlite:", "d.db", ""):
             with pytest.raises(ConfigError) as caught:
                 SQLiteDeadLetters.from_url(url)

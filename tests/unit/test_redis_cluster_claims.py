@@ -71,7 +71,7 @@ def servers() -> Servers:
 
 @pytest.fixture
 def store(servers: Servers) -> ConditionalStore:
-    return ConditionalStore(ClusterBackend(servers.decide, servers.clock, is_shared_clock=False))
+    return ConditionalStore(ClusterBackend(servers.decide, servers.clock))
 
 
 def want(number: int, *parts: Part, lease_ms: int = 1000) -> Want:

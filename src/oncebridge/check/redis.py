@@ -7,14 +7,15 @@ here all of them are reported together.
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from oncebridge.base.clock import Clock
 from oncebridge.check.clocks import judge, measure
 from oncebridge.check.finding import Checkup, Severity, capitalised
 from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.stores.redis.checks import faults
-from oncebridge.stores.redis.connection import InvalidReply, parse_info
+from oncebridge.stores.redis.connection import parse_info
 from oncebridge.stores.redis.servers import Servers
 from oncebridge.stores.redis.store import RedisStore
 
@@ -31,7 +32,7 @@ async def check_redis(store: RedisStore, subject: str, checkup: Checkup, *, cloc
     """Check every server that keeps records."""
     servers = store.unchecked_servers()
     try:
-        places = await servers.server_names()
+        places = [*await servers.nodes()]
         for place in places:
             where = subject if len(places) == 1 else f"{subject} at {place.decode()}"
             await _check_server(store, servers, place, where, checkup)
@@ -46,7 +47,7 @@ async def check_redis(store: RedisStore, subject: str, checkup: Checkup, *, cloc
 async def _check_server(
     store: RedisStore, servers: Servers, place: bytes, subject: str, checkup: Checkup
 ) -> None:
-    info = await _info(servers, place)
+    info = await servers.info(place)
     before = len(checkup.findings)
     for fault in faults(info, is_cluster=store.address.kind == "cluster"):
         if fault.code == "loading":
@@ -79,30 +80,16 @@ async def _check_server(
         checkup.report_passed(subject, "eviction, persistence, memory and replicas")
 
 
-async def _info(servers: Servers, place: bytes) -> dict[str, str]:
-    answer = await _asked(servers, place, b"INFO")
-    if not isinstance(answer, bytes):
-        raise InvalidReply
-    return parse_info(answer)
-
-
 async def _settings(servers: Servers, place: bytes) -> dict[str, str] | None:
     """Return settings of the server; None if that is forbidden."""
     try:
-        replies = [await _asked(servers, place, b"CONFIG", b"GET", name) for name in _SETTINGS]
+        replies = [await servers.ask_server(place, (b"CONFIG", b"GET", name)) for name in _SETTINGS]
     except StoreUnavailable:
         raise
     except StoreError:
         return None
     pairs = [one for one in replies if isinstance(one, list) and len(one) == 2]
     return {name.decode(): value.decode("utf-8", "replace") for name, value in pairs}
-
-
-async def _asked(servers: Servers, place: bytes, *words: bytes) -> Any:
-    answer = await servers.ask_server(place, words)
-    if isinstance(answer, StoreError):
-        raise answer
-    return answer
 
 
 # --- one server -----------------------------------------------------------------------
@@ -222,13 +209,7 @@ def _check_replicas(
 async def _check_clock(
     servers: Servers, place: bytes, subject: str, checkup: Checkup, clock: Clock
 ) -> None:
-    async def theirs() -> int:
-        match await _asked(servers, place, b"TIME"):
-            case [bytes(seconds), bytes(micros)] if seconds.isdigit() and micros.isdigit():
-                return int(seconds) * 1000 + int(micros) // 1000
-        raise InvalidReply
-
-    judge(subject, await measure(theirs, clock), checkup, decides=True)
+    judge(subject, await measure(partial(servers.time_ms, place), clock), checkup, decides=True)
 
 
 # --- clusters and Sentinels ----------------------------------------------------------------------------
@@ -238,7 +219,7 @@ async def _check_cluster(
     servers: Servers, places: list[bytes], subject: str, checkup: Checkup
 ) -> None:
     replies = await asyncio.gather(
-        *[_asked(servers, place, b"CLUSTER", b"INFO") for place in places]
+        *[servers.ask_server(place, (b"CLUSTER", b"INFO")) for place in places]
     )
     states = [parse_info(one) for one in replies if isinstance(one, bytes)]
     bad = [one for one in states if one.get("cluster_state") != "ok"]

@@ -241,16 +241,15 @@ class Wants(Columns[Want], frozen=True, gc=False):
     def of(cls, rows: Iterable[Want]) -> Self:
         """Return *rows* as columns; what they have in common becomes one value."""
         wants = [*rows]
+        parts = [part for want in wants for part in want.parts]
         if not wants:
             return cls([])
-        parts = [part for want in wants for part in want.parts]
-        names = ("token", "generation", "lease_ms", "keep_ms", "memo")
-        columns: list[Any] = [folded([getattr(want, name) for want in wants]) for name in names]
-        columns += [
-            folded([getattr(part, name) for part in parts]) for name in ("hash", "slide_ms")
-        ]
-        sizes = [len(want.parts) for want in wants] if len(parts) > len(wants) else None
-        return cls(*[[part.key for part in parts], *columns, sizes])
+        columns: list[Any] = [[part.key for part in parts]]
+        for name in cls.__struct_fields__[1:-1]:
+            holders: Sequence[Any] = parts if name in cls.per_key else wants
+            columns.append(folded([getattr(one, name) for one in holders]))
+        columns.append([len(want.parts) for want in wants] if len(parts) > len(wants) else None)
+        return cls(*columns)
 
     @classmethod
     def joined(cls, batches: Sequence[Self]) -> Self:
@@ -489,35 +488,6 @@ class ClaimAnswers(Struct, frozen=True, gc=False):
 class Claims(Protocol):
     """The part of `Store` that the gateway needs to deliver events."""
 
-    async def claim(self, wants: Wants) -> ClaimAnswers: ...
-
-    async def commit(self, commits: Commits) -> list[CommitAnswer]: ...
-
-    async def release(self, releases: Releases) -> list[ReleaseAnswer]: ...
-
-    async def extend(self, extensions: Extensions) -> list[ExtendAnswer]: ...
-
-    async def remember(self, memories: Memories) -> list[RememberAnswer]: ...
-
-
-class Store(Protocol):
-    """
-    A store: every operation on records.
-
-    The test suite `oncebridge.testing.StoreContract` defines what each operation must do. A
-    store that passes it is ready for production. A class that inherits from this one has only
-    `async with` from it.
-    """
-
-    async def open(self) -> None:
-        """
-        Connect, and check that the backend can keep the guarantees; safe to repeat.
-
-        Raise `ConfigError` if an operator has to change something, `StoreUnavailable` if the
-        backend does not answer now.
-        """
-        ...
-
     async def claim(self, wants: Wants) -> ClaimAnswers:
         """
         Claim keys.
@@ -560,6 +530,25 @@ class Store(Protocol):
 
     async def remember(self, memories: Memories) -> list[RememberAnswer]:
         """Mark keys done that are absent, free or expired; leave other keys as they are."""
+        ...
+
+
+class Store(Claims, Protocol):
+    """
+    A store: every operation on records.
+
+    The test suite `oncebridge.testing.StoreContract` defines what each operation must do. A
+    store that passes it is ready for production. A class that inherits from this one has only
+    `async with` from it.
+    """
+
+    async def open(self) -> None:
+        """
+        Connect, and check that the backend can keep the guarantees; safe to repeat.
+
+        Raise `ConfigError` if an operator has to change something, `StoreUnavailable` if the
+        backend does not answer now.
+        """
         ...
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:

@@ -113,7 +113,7 @@ class MemoryStore(Store):
 
     async def commit(self, commits: Commits) -> list[CommitAnswer]:
         with self._lock:
-            return self._commit_each(commits, self._clock())
+            return self._commit(commits, self._clock())
 
     async def release(self, releases: Releases) -> list[ReleaseAnswer]:
         return self._each(transitions.release, releases)
@@ -187,7 +187,7 @@ class MemoryStore(Store):
                 self._count += 1
         return each
 
-    def _commit_each(self, commits: Commits, now: int) -> list[CommitAnswer]:
+    def _commit(self, commits: Commits, now: int) -> list[CommitAnswer]:
         answers: list[CommitAnswer] = [_COMMITTED] * len(commits.keys)
         opened, done, names = self._open, self._done, self._names
         known_terms: tuple[Any, ...] = ()
@@ -380,12 +380,9 @@ _FATES = (None, *Fate)  # by number: looking up a member of an enum is slow
 
 def _pack(record: Record, fate: Fate, until_ms: int, hard_until_ms: int, memo: bytes) -> bytes:
     """Return *record* as a done record with these values."""
-    attempts, generation, hash_ = (
-        min(record.attempts, _MOST_ATTEMPTS),
-        record.generation,
-        record.hash,
-    )
-    flags, high, low = fate | attempts << _ATTEMPTS_SHIFT, until_ms >> 32, until_ms & 0xFFFF_FFFF
+    attempts, generation, hash_ = record.attempts, record.generation, record.hash
+    flags = fate | min(attempts, _MOST_ATTEMPTS) << _ATTEMPTS_SHIFT
+    high, low = until_ms >> 32, until_ms & 0xFFFF_FFFF
     if not (memo or hash_ or hard_until_ms):
         return _pack_head(flags, high, low, generation)
     flags |= _WITH_TAIL

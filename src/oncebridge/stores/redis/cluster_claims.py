@@ -41,10 +41,9 @@ class _Version(Struct, frozen=True, gc=False):
 class ClusterBackend:
     """The records of a cluster, one by one; created for one call of the store."""
 
-    def __init__(self, run_script: RunScript, clock: Clock, *, is_shared_clock: bool) -> None:
+    def __init__(self, run_script: RunScript, clock: Clock) -> None:
         self._run_script = run_script
         self._clock = clock
-        self._is_shared_clock = is_shared_clock
         self._now_ms = 0
 
     def now_ms(self) -> int:
@@ -66,14 +65,11 @@ class ClusterBackend:
     async def write(self, records: Records, before: Column[_Version | None]) -> list[Any]:
         items = [*zip(records, spread(before, len(records)), strict=True)]
         asked = [_swap_arguments(record, version, self._now_ms) for record, version in items]
-        unusual, times = await self._run_script("swap", KeyBatch(records.keys, asked))
-        written: list[Any] = [None] * len(items)
-        for at, item in enumerate(items):
-            if at not in unusual:
-                written[at] = self._written(*item, times[at])
-            elif isinstance(unusual[at], StoreError):
-                written[at] = NoAnswer(str(unusual[at]))
-        return written
+        is_written, times = await self._swap(records.keys, asked)
+        return [
+            self._written(*item, time_ms) if done is True else done or None
+            for item, done, time_ms in zip(items, is_written, times, strict=True)
+        ]
 
     async def write_together(
         self, records: Records, before: Column[VersionedRecord | None], sizes: Sequence[int]
@@ -84,13 +80,16 @@ class ClusterBackend:
         self, keys: Sequence[bytes], before: Sequence[_Version]
     ) -> list[bool | NoAnswer]:
         asked = [encode_swap(version.value, b"", 0) for version in before]
-        unusual, _ = await self._run_script("swap", KeyBatch([*keys], asked))
-        return [
-            NoAnswer(str(unusual[at]))
-            if isinstance(unusual.get(at), StoreError)
-            else at not in unusual
-            for at in range(len(keys))
-        ]
+        return (await self._swap(keys, asked))[0]
+
+    async def _swap(
+        self, keys: Sequence[bytes], asked: Sequence[bytes]
+    ) -> tuple[list[bool | NoAnswer], list[int]]:
+        unusual, times = await self._run_script("swap", KeyBatch([*keys], asked))
+        answers: list[bool | NoAnswer] = [True] * len(keys)
+        for at, one in unusual.items():
+            answers[at] = NoAnswer(str(one)) if isinstance(one, StoreError) else False
+        return answers, times
 
     def _written(self, record: Record, before: _Version | None, time_ms: int) -> _Version:
         """Return what the server has stored, exactly."""
@@ -100,7 +99,7 @@ class ClusterBackend:
         return _Version(encode_record(there), self._shift(time_ms))
 
     def _shift(self, time_ms: int) -> int:
-        return 0 if self._is_shared_clock else self._clock() - time_ms
+        return self._clock() - time_ms
 
 
 def _swap_arguments(record: Record, before: _Version | None, now_ms: int) -> bytes:

@@ -97,16 +97,13 @@ def address_text(address: ServerAddress) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class _Request:
+class _Request(Struct):
     """Commands that were sent: how many replies are due, and the future that gets them."""
 
-    __slots__ = ("answers", "count", "sent", "waiter")
-
-    def __init__(self, count: int, waiter: asyncio.Future[list[Any]], sent: float) -> None:
-        self.count = count
-        self.waiter = waiter
-        self.sent = sent
-        self.answers: list[Any] = []
+    count: int
+    waiter: asyncio.Future[list[Any]]
+    sent: float
+    answers: list[Any] = []
 
 
 class Connection(asyncio.Protocol):
@@ -232,30 +229,26 @@ class Dialer(Struct, frozen=True):
     async def connect(self, address: ServerAddress) -> Connection:
         """Connect, log in, and check the server."""
         connection: Connection | None = None
-        problem: StoreError
         try:
             async with asyncio.timeout(self.connect_timeout_s):
                 connection = await self._reach(address)
                 await self._greet(connection)
-                self._prolong(connection)
+                if self.login is not None and self.login_every_s is not None:
+                    keep = self._log_in_again(connection, self.login, self.login_every_s)
+                    keeper = asyncio.get_running_loop().create_task(keep)
+                    connection.closed.add_done_callback(lambda _: keeper.cancel())
                 return connection
-        except TimeoutError:
-            problem = StoreUnavailable(
-                f"Redis at {address_text(address)}: no connection within {self.connect_timeout_s:g} s"
-            )
-        except ssl.SSLCertVerificationError as error:
-            problem = UnusableServer(f"Redis at {address_text(address)}: {reason_of(error)}")
-        except UnicodeError:
-            problem = UnusableServer(f"Redis at {address_text(address)}: not a valid host name")
-        except OSError as error:
-            problem = StoreUnavailable(f"Redis at {address_text(address)}: {reason_of(error)}")
-        except BaseException:
+        except BaseException as error:
             if connection is not None:
                 connection.abort()
-            raise
-        if connection is not None:
-            connection.abort()
-        raise problem
+            if not isinstance(error, OSError | UnicodeError):
+                raise
+            reason = reason_of(error)
+            if isinstance(error, TimeoutError):
+                reason = f"no connection within {self.connect_timeout_s:g} s"
+            is_lasting = isinstance(error, ssl.SSLCertVerificationError | UnicodeError)
+        kind = UnusableServer if is_lasting else StoreUnavailable
+        raise kind(f"Redis at {address_text(address)}: {reason}")
 
     async def ask_once(self, address: ServerAddress, command: Command) -> Any:
         """Send one command on a connection of its own."""
@@ -284,55 +277,34 @@ class Dialer(Struct, frozen=True):
         return connection
 
     async def _greet(self, connection: Connection) -> None:
-        if self.login is None:
-            await self._introduce(connection, [])
-            return
-        command = await self.login(False)
+        command = await self.login(False) if self.login is not None else None
         try:
-            await self._introduce(connection, [command])
+            await self._introduce(connection, command)
         except WrongPassword:
-            again = await self.login(True)
+            again = await self.login(True) if self.login is not None else None
             if again == command:
                 raise
-            await self._introduce(connection, [again])  # the password was changed just now
+            await self._introduce(connection, again)  # the password was changed just now
 
-    async def _introduce(self, connection: Connection, commands: list[Command]) -> None:
+    async def _introduce(self, connection: Connection, login: Command | None) -> None:
+        commands = [login] if login is not None else []
         if self.db:
             commands.append((b"SELECT", self.db))
-        if self.check is not None:
-            commands.append((b"INFO",))
-        if not commands:
-            return
-        for command, answer in zip(commands, await connection.ask(commands), strict=True):
-            if isinstance(answer, ReplyError):
-                raise _refused(command, answer, connection.address)
-            if not isinstance(answer, bytes) or (command != (b"INFO",) and answer != b"OK"):
-                raise InvalidReply
-        if self.check is not None:
-            self.check(parse_info(answer), connection.address)
-
-    def _prolong(self, connection: Connection) -> None:
-        """Log in again every *login_every_s*, as long as the connection is open."""
-        if self.login is None or self.login_every_s is None:
-            return
-        keeper = asyncio.get_running_loop().create_task(
-            self._log_in_again(connection, self.login, self.login_every_s)
-        )
-        connection.closed.add_done_callback(lambda _: keeper.cancel())
+        if self.check is None:
+            await _ask_checked(connection, commands)
+        else:
+            *_, info = await _ask_checked(connection, [*commands, (b"INFO",)])
+            self.check(parse_info(info), connection.address)
 
     async def _log_in_again(self, connection: Connection, login: Login, every_s: float) -> None:
+        """Log in every *every_s*, as long as the connection is open."""
         wait_s, is_refused = every_s, False
         while True:
             await asyncio.sleep(wait_s)
             wait_s = every_s
             try:
                 async with asyncio.timeout(self.connect_timeout_s):
-                    command = await login(is_refused)
-                    (answer,) = await connection.ask([command])
-                if isinstance(answer, ReplyError):
-                    raise _refused(command, answer, connection.address)
-                if answer != b"OK":
-                    raise InvalidReply
+                    await _ask_checked(connection, [await login(is_refused)])
                 is_refused = False
             except (StoreError, TimeoutError) as error:
                 # The connection stays authorised until the server closes it.
@@ -340,6 +312,17 @@ class Dialer(Struct, frozen=True):
                 is_refused = isinstance(error, WrongPassword)
                 server, why = address_text(connection.address), str(error) or type(error).__name__
                 _log.warning("oncebridge.redis_login_failed", extra={"server": server, "why": why})
+
+
+async def _ask_checked(connection: Connection, commands: Sequence[Command]) -> list[bytes]:
+    """Send commands that are answered with OK, or INFO; raise if one is not."""
+    answers = await connection.ask(commands)
+    for command, answer in zip(commands, answers, strict=True):
+        if isinstance(answer, ReplyError):
+            raise _refused(command, answer, connection.address)
+        if not isinstance(answer, bytes) or (command != (b"INFO",) and answer != b"OK"):
+            raise InvalidReply
+    return answers
 
 
 def _refused(command: Command, error: ReplyError, address: ServerAddress) -> StoreError:
@@ -394,18 +377,11 @@ class Node:
         while self._open:
             self._open.pop().abort()
 
-    def close(self) -> None:
-        """Close all connections, and open no more."""
-        self._opening.close()
+    def close(self) -> list[asyncio.Future[None]]:
+        """Close all connections, and open no more; return what ends when that is done."""
+        ending = [connection.closed for connection in self._open]
         self.drop()
-
-    async def aclose(self) -> None:
-        """Close all connections, and wait until they are closed."""
-        going = [connection.closed for connection in self._open]
-        self.close()
-        if going:
-            await asyncio.wait(going, timeout=1)
-        await self._opening.aclose()
+        return [*ending, *self._opening.close()]
 
     def _least_busy(self) -> Connection | None:
         while True:
@@ -446,24 +422,18 @@ class SharedTask:
     async def wait(self) -> None:
         """Wait for the work; cancelling one caller affects no other."""
         task = self.start()
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            me = asyncio.current_task()
-            if task.cancelled() and not (me is not None and me.cancelling()):
-                raise StoreUnavailable("Redis: connection closed") from None
-            raise
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise StoreUnavailable("Redis: connection closed")
+        task.result()
 
-    def close(self) -> None:
-        """Cancel the work, and do it no more."""
+    def close(self) -> list[asyncio.Future[None]]:
+        """Cancel the work, and do it no more; return the task, if it is running."""
         self._is_closed = True
-        if self._task is not None:
-            self._task.cancel()
-
-    async def aclose(self) -> None:
-        self.close()
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=1)
+        if self._task is None:
+            return []
+        self._task.cancel()
+        return [self._task]
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._task = None
@@ -480,6 +450,8 @@ def reason_of(error: Exception) -> str:
             return f"TLS failed: {(error.reason or 'no reason given').replace('_', ' ').lower()}"
         case socket.gaierror():
             return "the host name cannot be resolved"
+        case UnicodeError():
+            return "not a valid host name"
         case OSError(errno=int(number)) if number > 0:
             return os.strerror(number).lower()
         case _:
@@ -525,11 +497,10 @@ def login_with(credentials: Credentials, again: Credentials | None = None) -> Lo
             raise
         except ConfigError as error:
             raise UnusableServer(f"no credentials for Redis: {error.message}") from error
-        except OncebridgeError as error:
-            raise StoreUnavailable(f"no credentials for Redis: {error}") from error
         except Exception as error:
-            name = type(error).__name__
-            raise StoreUnavailable(f"no credentials for Redis: {name} was raised") from error
+            is_ours = isinstance(error, OncebridgeError)
+            why = str(error) if is_ours else f"{type(error).__name__} was raised"
+            raise StoreUnavailable(f"no credentials for Redis: {why}") from error
         raise UnusableServer(
             "no credentials for Redis: the function must return (user, password), both str"
         )

@@ -75,15 +75,13 @@ class Script(Struct, frozen=True):
 def read_scripts() -> dict[str, Script]:
     """Return all scripts by the name of their operation."""
     text = files(__package__).joinpath("records.lua").read_text("utf-8")
-    _, *parts = re.split(r"(?m)^--# (\w+)$", text)
-    sources = dict(zip(parts[::2], parts[1::2], strict=True))
-    every = sources.pop("every")
-    return {name: _script(every + own) for name, own in sources.items()}
-
-
-def _script(source: str) -> Script:
-    text = source.encode()
-    return Script(text, sha1(text, usedforsecurity=False).hexdigest().encode())
+    _, _, every, *parts = re.split(r"(?m)^--# (\w+)$", text)
+    found = {}
+    for name, own in zip(parts[::2], parts[1::2], strict=True):
+        source = (every + own).encode()
+        sha = sha1(source, usedforsecurity=False).hexdigest().encode()
+        found[name] = Script(source, sha)
+    return found
 
 
 # --- arguments --------------------------------------------------------------------------

@@ -6,6 +6,7 @@ in order; what could not be answered is a `StoreError` in its place.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from binascii import crc_hqx
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
@@ -28,6 +29,7 @@ from oncebridge.stores.redis.connection import (
     UnusableServer,
     address_text,
     error_of,
+    parse_info,
 )
 from oncebridge.stores.redis.scripts import Script
 
@@ -62,60 +64,111 @@ class SlotMoving(StoreUnavailable):
     """The slot is moving to another server; requests must have one key each meanwhile."""
 
 
-class OneServer:
+class Servers(ABC):
+    """The servers that keep our records."""
+
+    _nodes: dict[Any, Node]
+
+    async def open(self, scripts: Iterable[Script]) -> None:
+        """Connect to every server, check it, and load the scripts."""
+        nodes = await self.nodes()
+        await asyncio.gather(*[load_scripts(node, scripts) for node in nodes.values()])
+
+    @abstractmethod
+    async def nodes(self) -> dict[bytes, Node]:
+        """Return the servers by name, in the order of the names."""
+
+    @abstractmethod
+    async def ask(
+        self, requests: Sequence[RedisRequest], replicas: ReplicaWait | None = None
+    ) -> list[Any]:
+        """Send all requests at once; a write counts only if *replicas* confirm it."""
+
+    @abstractmethod
+    def _failed(self, problem: StoreError) -> StoreError:
+        """Note why a request failed, and return it."""
+
+    def _checked(self, answer: Any) -> Any:
+        return self._failed(error_of(answer)) if isinstance(answer, ReplyError) else answer
+
+    async def ask_server(self, name: bytes, command: Command) -> Any:
+        """Send a command to one server."""
+        node = (await self.nodes()).get(name)
+        if node is None:
+            raise StoreError(
+                f"Redis: {name.decode()} is not a primary any more; start the scan again"
+            )
+        try:
+            (answer,) = await send_requests(node, [RedisRequest(command)])
+        except StoreError as error:
+            self._failed(error)
+            raise
+        if isinstance(answer, ReplyError):
+            raise self._failed(error_of(answer))
+        return answer
+
+    async def info(self, name: bytes) -> dict[str, str]:
+        """Return the INFO of one server."""
+        answer = await self.ask_server(name, (b"INFO",))
+        if not isinstance(answer, bytes):
+            raise self.invalid_reply()
+        return parse_info(answer)
+
+    async def time_ms(self, name: bytes) -> int:
+        """Return the time of one server."""
+        match await self.ask_server(name, (b"TIME",)):
+            case [bytes(seconds), bytes(micros)] if seconds.isdigit() and micros.isdigit():
+                return int(seconds) * 1000 + int(micros) // 1000
+        raise self.invalid_reply()
+
+    def invalid_reply(self) -> StoreError:
+        """Close all connections, as none may be in step with its replies; return the error."""
+        self.drop_connections()
+        return InvalidReply()
+
+    def drop_connections(self) -> None:
+        for node in self._nodes.values():
+            node.drop()
+
+    def _close(self) -> list[asyncio.Future[None]]:
+        return [ending for node in self._nodes.values() for ending in node.close()]
+
+    async def aclose(self) -> None:
+        """Close all connections, and wait until they are closed."""
+        if ending := self._close():
+            await asyncio.wait(ending, timeout=1)
+
+
+class OneServer(Servers):
     """The server that *locate* returns; it is called for each connection."""
 
     def __init__(
         self, dialer: Dialer, locate: Callable[[], Awaitable[ServerAddress]], connections: int
     ) -> None:
-        self._dialer = dialer
-        self._locate = locate
-        self._node = Node(self._dial, connections)
+        async def dial() -> Connection:
+            return await dialer.connect(await locate())
 
-    async def _dial(self) -> Connection:
-        return await self._dialer.connect(await self._locate())
+        self._node = Node(dial, connections)
+        self._nodes = {b"0": self._node}
 
-    def slot_of(self, name: bytes) -> int:  # noqa: ARG002 - there is only one place
-        """Return the slot of a key; keys of one slot may be in one request."""
-        return 0
-
-    async def open(self, scripts: Iterable[Script]) -> None:
-        """Connect to every server, check it, and load the scripts."""
-        await load_scripts(self._node, scripts)
+    async def nodes(self) -> dict[bytes, Node]:
+        return self._nodes
 
     async def ask(
         self, requests: Sequence[RedisRequest], replicas: ReplicaWait | None = None
     ) -> list[Any]:
-        """Send all requests at once; a write counts only if *replicas* confirm it."""
-        answers = await send_requests(self._node, requests, replicas)
-        return [self._failure(one) if isinstance(one, ReplyError) else one for one in answers]
+        return [*map(self._checked, await send_requests(self._node, requests, replicas))]
 
-    def _failure(self, error: ReplyError) -> StoreError:
-        problem = error_of(error)
+    def _failed(self, problem: StoreError) -> StoreError:
         if isinstance(problem, NotPrimary):
             self._node.drop()
         return problem
-
-    def drop_connections(self) -> None:
-        """Close all connections, because a reply was not valid."""
-        self._node.drop()
-
-    async def server_names(self) -> list[bytes]:
-        """Return the names of the servers in a fixed order, to scan them one after the other."""
-        return [b"0"]
-
-    async def ask_server(self, place: bytes, command: Command) -> Any:  # noqa: ARG002 - there is only one
-        """Send a command to the server *place*."""
-        return (await self.ask([RedisRequest(command)]))[0]
-
-    async def aclose(self) -> None:
-        await self._node.aclose()
 
 
 async def send_requests(
     node: Node,
     requests: Sequence[RedisRequest],
-    replicas: ReplicaWait | None,
+    replicas: ReplicaWait | None = None,
     *,
     asking: bool = False,
     may_load: bool = True,
@@ -202,43 +255,38 @@ class Sentinels:
         problems = []
         for address in list(self._addresses):
             try:
-                found = await self._ask(address)
+                answer = await self._ask(address, b"GET-MASTER-ADDR-BY-NAME")
+                if answer is not None:
+                    found = answer[0].decode(), int(answer[1])
+                    self._addresses.sort(key=address.__ne__)  # it is asked first from now on
+                    return found
+                problem = f"{address_text(address)} does not know the service {self._service!r}"
             except StoreError as error:
-                problems.append(str(error))
-                continue
-            if found is not None:
-                self._addresses.remove(address)  # it is asked first from now on
-                self._addresses.insert(0, address)
-                return found
-            problems.append(f"{address_text(address)} does not know the service {self._service!r}")
+                problem = str(error)
+            except (AttributeError, IndexError, TypeError, ValueError):
+                problem = str(InvalidReply())
+            problems.append(problem)
         raise StoreUnavailable(f"Redis Sentinel names no primary: {'; '.join(problems)}")
 
     async def refusals(self) -> dict[str, StoreError]:
         """Return the Sentinels that could not agree on a failover now, and why."""
-        command = (b"SENTINEL", b"CKQUORUM", self._service.encode())
-        asked = [self._ask_one(address, command) for address in self._addresses]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        found = {}
-        for address, answer in zip(self._addresses, answers, strict=True):
-            if isinstance(answer, StoreError):
-                found[address_text(address)] = answer
-            elif isinstance(answer, BaseException):
-                raise answer
-        return found
+        why = await asyncio.gather(*map(self._refusal, self._addresses))
+        refused = zip(map(address_text, self._addresses), why, strict=True)
+        return {address: error for address, error in refused if error is not None}
 
-    async def _ask_one(self, address: ServerAddress, command: Command) -> Any:
+    async def _refusal(self, address: ServerAddress) -> StoreError | None:
+        try:
+            await self._ask(address, b"CKQUORUM")
+        except StoreError as error:
+            return error
+        return None
+
+    async def _ask(self, address: ServerAddress, what: bytes) -> Any:
+        command = (b"SENTINEL", what, self._service.encode())
         answer = await self._dialer.ask_once(address, command)
         if isinstance(answer, ReplyError):
             raise error_of(answer)
         return answer
-
-    async def _ask(self, address: ServerAddress) -> ServerAddress | None:
-        command = (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", self._service.encode())
-        answer = await self._ask_one(address, command)
-        try:
-            return (answer[0].decode(), int(answer[1])) if answer is not None else None
-        except (AttributeError, IndexError, TypeError, ValueError):
-            raise InvalidReply from None
 
 
 # --- Cluster ----------------------------------------------------------------------------
@@ -259,7 +307,7 @@ _Target = tuple[_Host | None, bool]
 """The server for a request, and whether only for this request, as its slot is moving there."""
 
 
-class Cluster:
+class Cluster(Servers):
     """The primaries of a cluster that one of the *seeds* belongs to."""
 
     def __init__(self, dialer: Dialer, seeds: Sequence[_Host], connections: int) -> None:
@@ -275,18 +323,14 @@ class Cluster:
         self._learn_from = 0.0
         self._learning = SharedTask(self._fetch_topology)
 
-    def slot_of(self, name: bytes) -> int:
-        return slot_of(name)
-
-    async def open(self, scripts: Iterable[Script]) -> None:
+    async def nodes(self) -> dict[bytes, Node]:
         await self._learn()
-        nodes = [self._node(address) for address in self._primaries]
-        await asyncio.gather(*[load_scripts(node, scripts) for node in nodes])
+        return {address_text(one).encode(): self._node(one) for one in self._primaries}
 
     async def ask(
         self, requests: Sequence[RedisRequest], replicas: ReplicaWait | None = None
     ) -> list[Any]:
-        await self._learn_if_outdated()
+        await self._learn()
         answers: list[Any] = [None] * len(requests)
         targets: dict[int, _Target] = {
             at: (self._owners.get(ask.slot), False) for at, ask in enumerate(requests)
@@ -312,7 +356,7 @@ class Cluster:
                             targets[at] = further
             if not targets:
                 break
-        return [self._failure(a) if isinstance(a, ReplyError) else a for a in answers]
+        return [*map(self._checked, answers)]
 
     async def _ask_there(
         self, target: _Target, requests: Sequence[RedisRequest], replicas: ReplicaWait | None
@@ -324,8 +368,7 @@ class Cluster:
                 raise StoreUnavailable("Redis: no server of the cluster has the slot")
             return await send_requests(self._node(host), requests, replicas, asking=is_once)
         except StoreError as error:
-            self._is_outdated = True
-            return [error] * len(requests)
+            return [self._failed(error)] * len(requests)
 
     def _redirection(
         self, said: ReplyError, ask: RedisRequest, asked: _Target
@@ -347,33 +390,13 @@ class Cluster:
             self._owners[ask.slot] = there
         return there, kind == "ASK"
 
-    def _failure(self, error: ReplyError) -> StoreError:
-        problem = error_of(error)
-        if isinstance(problem, StoreUnavailable):
+    def _failed(self, problem: StoreError) -> StoreError:
+        if isinstance(problem, StoreUnavailable | UnusableServer):
             self._is_outdated = True
         return problem
 
-    def drop_connections(self) -> None:
-        for node in self._nodes.values():
-            node.drop()
-
-    async def server_names(self) -> list[bytes]:
-        await self._learn_if_outdated()
-        return sorted(address_text(address).encode() for address in self._primaries)
-
-    async def ask_server(self, place: bytes, command: Command) -> Any:
-        await self._learn_if_outdated()
-        for address in self._primaries:
-            if address_text(address).encode() == place:
-                (answer,) = await send_requests(self._node(address), [RedisRequest(command)], None)
-                return self._failure(answer) if isinstance(answer, ReplyError) else answer
-        return StoreError(
-            f"Redis: {place.decode()} is not a primary any more; start the scan again"
-        )
-
-    async def aclose(self) -> None:
-        await self._learning.aclose()
-        await asyncio.gather(*[node.aclose() for node in self._nodes.values()])
+    def _close(self) -> list[asyncio.Future[None]]:
+        return [*self._learning.close(), *super()._close()]
 
     # --- which server has which slots ---------------------------------------------------
 
@@ -384,13 +407,11 @@ class Cluster:
             node = self._nodes[address] = Node(dial, self._connections)
         return node
 
-    async def _learn_if_outdated(self) -> None:
-        is_early = asyncio.get_running_loop().time() < self._learn_from
-        if self._is_outdated and not (is_early and self._owners):
-            await self._learn()
-
     async def _learn(self) -> None:
-        """Find out which server has which slots; all callers share one attempt."""
+        """Find out which server has which slots, if need be; all callers share one attempt."""
+        is_early = asyncio.get_running_loop().time() < self._learn_from
+        if not self._is_outdated or (is_early and self._owners):
+            return
         try:
             async with asyncio.timeout(self._dialer.timeout_s):  # the task goes on
                 await self._learning.wait()
@@ -433,13 +454,9 @@ class Cluster:
             named = host.decode() if host and host != b"?" else asked[0]
             owners.update(dict.fromkeys(range(first, last + 1), (named, port)))
         self._owners = owners
-        self._primaries = sorted(set(owners.values()))
+        self._primaries = sorted(set(owners.values()), key=address_text)
         self._last_described_by = asked
         self._is_outdated = len(owners) < 16384
         self._learn_from = asyncio.get_running_loop().time() + _LEARN_EVERY_S
         for gone in self._nodes.keys() - owners.values():
             self._nodes.pop(gone).close()
-
-
-Servers = OneServer | Cluster
-"""The servers that keep our records."""

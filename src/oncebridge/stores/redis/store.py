@@ -26,7 +26,7 @@ import re
 import ssl
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from msgspec.structs import replace
@@ -60,7 +60,6 @@ from oncebridge.stores.redis.connection import (
     Command,
     Credentials,
     Dialer,
-    InvalidReply,
     Login,
     NotPrimary,
     ServerAddress,
@@ -68,10 +67,9 @@ from oncebridge.stores.redis.connection import (
     address_text,
     fixed_login,
     login_with,
-    parse_info,
 )
 from oncebridge.stores.redis.options import RedisOptions, check, tls_context
-from oncebridge.stores.redis.scripts import Batch, KeyBatch, encode
+from oncebridge.stores.redis.scripts import Batch, KeyBatch, claim_answer, encode
 from oncebridge.stores.redis.servers import (
     Cluster,
     OneServer,
@@ -81,6 +79,7 @@ from oncebridge.stores.redis.servers import (
     Servers,
     SlotMoving,
     TooFewReplicas,
+    slot_of,
 )
 
 _log = logging.getLogger("oncebridge")
@@ -93,6 +92,8 @@ _Unusual = dict[int, Any]
 
 _CHUNK: Final = 200
 """Records per script. One takes about 3 µs, so other clients wait for 0.6 ms at most."""
+_CONFIRMED: Final = ("commit", "remember", "load")
+"""The scripts whose writes count only when enough replicas have them."""
 _FAULTS: Final[Mapping[str, type[StoreError]]] = {
     "loading": StoreUnavailable,
     "replica": NotPrimary,
@@ -125,9 +126,9 @@ class RedisStore(Portable):
         clock: Clock | None = None,
     ) -> None:
         options = options or RedisOptions()
-        self._address = RedisAddress.parse(url)
-        check(options, self._address)
-        self._options = options
+        self.address: Final = RedisAddress.parse(url)
+        self.options: Final = options
+        check(options, self.address)
         self._clock = clock
         self._close_login: Callable[[], None] = lambda: None
         if login_every is not None and login_every <= timedelta(0):
@@ -136,11 +137,9 @@ class RedisStore(Portable):
         self._login = self._login_of(credentials)
         self._prefix = options.prefix.encode() + b":"
         self._scripts = scripts.read_scripts()
-        self._copies = (
-            ReplicaWait(options.wait_replicas, ms(options.wait_timeout))
-            if options.wait_replicas
-            else None
-        )
+        self._copies: ReplicaWait | None = None
+        if options.wait_replicas:
+            self._copies = ReplicaWait(options.wait_replicas, ms(options.wait_timeout))
         self._tls: ssl.SSLContext | None = None
         self._warned: set[tuple[str, ServerAddress]] = set()
         self._servers = self._connect_to(self._dialer())
@@ -153,23 +152,15 @@ class RedisStore(Portable):
         """Open `redis://HOST`, and the forms for TLS, sockets, Sentinel and clusters."""
         return cls(url, options)
 
-    @property
-    def address(self) -> RedisAddress:
-        return self._address
-
-    @property
-    def options(self) -> RedisOptions:
-        return self._options
-
     async def open(self) -> None:
         self._check_open()
-        if self._address.is_tls:
-            self._tls = tls_context(self._options)
+        if self.address.is_tls:
+            self._tls = tls_context(self.options)
         try:
             await self._servers.open(self._scripts.values())
             await self._check_form()  # finds missing permissions as well
         except NotPrimary as error:
-            if self._address.kind in ("sentinel", "cluster"):
+            if self.address.kind in ("sentinel", "cluster"):
                 raise  # a failover is under way
             raise ConfigError("", f"{error}; use the address of the primary") from error
         except StoreUnavailable:
@@ -180,13 +171,12 @@ class RedisStore(Portable):
     async def _check_form(self) -> None:
         """Check that this version can read the records; a new store notes their form."""
         form = KeyBatch([scripts.FORM_KEY], terms=b"%d" % scripts.FORM)
-        unusual, _ = await self._run("form", form)
-        kept = _or_raise(unusual.get(0, b"%d" % scripts.FORM))
+        kept = (await self._run_for_all("form", form)).get(0, b"%d" % scripts.FORM)
         if not isinstance(kept, bytes):
-            raise self._invalid_reply()
+            raise self._servers.invalid_reply()
         if not kept.isdigit() or int(kept) > scripts.FORM:
             raise StoreError(
-                f"the records with prefix {self._options.prefix!r} were written by a newer version of "
+                f"the records with prefix {self.options.prefix!r} were written by a newer version of "
                 f"oncebridge (form {kept[:20].decode(errors='replace')}, this version knows "
                 f"{scripts.FORM}); upgrade this worker, or give it another prefix"
             )
@@ -208,7 +198,7 @@ class RedisStore(Portable):
         return ClaimAnswers(wants, each, max(answers.now_ms for answers in found))
 
     async def commit(self, commits: Commits) -> list[CommitAnswer]:
-        return await self._each("commit", commits, Reply.COMMITTED, _COMMITS, self._copies)
+        return await self._each("commit", commits, Reply.COMMITTED, _COMMITS)
 
     async def release(self, releases: Releases) -> list[ReleaseAnswer]:
         return await self._each("release", releases, Reply.RELEASED, _FENCED)
@@ -217,23 +207,21 @@ class RedisStore(Portable):
         return await self._each("extend", extensions, Reply.EXTENDED, _FENCED)
 
     async def remember(self, memories: Memories) -> list[RememberAnswer]:
-        return await self._each("remember", memories, Reply.REMEMBERED, _KNOWN, self._copies)
+        return await self._each("remember", memories, Reply.REMEMBERED, _KNOWN)
 
     async def load(self, records: Sequence[Record]) -> list[RememberAnswer]:
         named = KeyBatch([one.key for one in records], [*map(scripts.encode_load, records)])
-        return await self._each("load", named, Reply.REMEMBERED, _KNOWN, self._copies)
+        return await self._each("load", named, Reply.REMEMBERED, _KNOWN)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
-        unusual, _ = await self._run("look", KeyBatch([*keys]))
-        _require_all(unusual)
+        unusual = await self._run_for_all("look", KeyBatch([*keys]))
         return [
             scripts.decode_record(key, unusual[at]) if at in unusual else None
             for at, key in enumerate(keys)
         ]
 
     async def forget(self, keys: Sequence[bytes]) -> list[bool]:
-        unusual, _ = await self._run("forget", KeyBatch([*keys]))
-        _require_all(unusual)
+        unusual = await self._run_for_all("forget", KeyBatch([*keys]))
         return [at not in unusual for at in range(len(keys))]
 
     async def purge(self, limit: int = 1000) -> int:  # noqa: ARG002 - Redis does it by itself
@@ -243,16 +231,16 @@ class RedisStore(Portable):
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
         cursor, _, server = place.partition(b" ")
         self._check_open()
-        servers = await self._servers.server_names()
+        servers = [*await self._servers.nodes()]
         server = server or servers[0]
         pattern = re.sub(rb"([*?\[\]\\])", rb"\\\1", self._prefix) + b"*"
         command = (b"SCAN", cursor or b"0", b"MATCH", pattern, b"COUNT", limit)
-        match _or_raise(await self._servers.ask_server(server, command)):
+        match await self._servers.ask_server(server, command):
             case [bytes(after), list(names)]:
                 keys = [name[len(self._prefix) :] for name in dict.fromkeys(names)]
                 keys = [key for key in keys if key != scripts.FORM_KEY]
             case _:
-                raise self._invalid_reply()
+                raise self._servers.invalid_reply()
         records = [record for record in await self.peek(keys) if record is not None]
         if after != b"0":
             return records, after + b" " + server
@@ -263,12 +251,8 @@ class RedisStore(Portable):
         if self._clock is not None:
             return self._clock()
         self._check_open()
-        (answer,) = await self._servers.ask([RedisRequest((b"TIME",))])
-        match _or_raise(answer):
-            case [bytes(seconds), bytes(micros)] if seconds.isdigit() and micros.isdigit():
-                now = int(seconds) * 1000 + int(micros) // 1000
-            case _:
-                raise self._invalid_reply()
+        first, *_ = await self._servers.nodes()
+        now = await self._servers.time_ms(first)
         self._note_time(now)
         return now
 
@@ -280,15 +264,8 @@ class RedisStore(Portable):
         reading every key.
         """
         self._check_open()
-        places = await self._servers.server_names()
-        infos = await asyncio.gather(*map(self._info, places))
+        infos = await asyncio.gather(*map(self._servers.info, await self._servers.nodes()))
         return {"bytes": _sum("used_memory", infos), "evicted": _sum("evicted_keys", infos)}
-
-    async def _info(self, place: bytes) -> dict[str, str]:
-        answer = _or_raise(await self._servers.ask_server(place, (b"INFO",)))
-        if not isinstance(answer, bytes):
-            raise self._invalid_reply()
-        return parse_info(answer)
 
     async def aclose(self) -> None:
         self._is_closed = True
@@ -299,66 +276,56 @@ class RedisStore(Portable):
 
     async def _claim(self, wants: Wants) -> ClaimAnswers:
         unusual, times = await self._run("claim", wants)
-        each: list[ClaimAnswer | int] = [HELD] * len(wants)
         now_ms = max(times, default=0)
-        _require_some(unusual, len(each))
-        try:
-            for at, one in unusual.items():
-                try:
-                    each[at] = scripts.claim_answer(wants, at, _or_raise(one), now_ms)
-                except StoreError as error:
-                    each[at] = NoAnswer(str(error))
-        except (IndexError, TypeError, ValueError):
-            raise self._invalid_reply() from None
+        each = self._answers(
+            [HELD] * len(wants), unusual, lambda at, one: claim_answer(wants, at, one, now_ms)
+        )
         return ClaimAnswers(wants, each, now_ms)
 
     def _across_slots(self, wants: Wants) -> list[int]:
         """Return the positions of wants whose parts are in different slots."""
-        if self._address.kind != "cluster" or wants.sizes is None:
+        if self.address.kind != "cluster" or wants.sizes is None:
             return []
-        slots = [self._servers.slot_of(self._prefix + key) for key in wants.keys]
-        ends = accumulate(wants.sizes)
-        return [
-            at
-            for at, (end, size) in enumerate(zip(ends, wants.sizes, strict=True))
-            if len({*slots[end - size : end]}) > 1
-        ]
+        slots = iter([slot_of(self._prefix + key) for key in wants.keys])
+        return [at for at, size in enumerate(wants.sizes) if len({*islice(slots, size)}) > 1]
 
     async def _claim_across_slots(self, wants: Wants) -> ClaimAnswers:
         if self._clock is None and self._ahead_ms is None:
             await self.now_ms()
         time_s, ahead = asyncio.get_running_loop().time, self._ahead_ms or 0
-        backend = ClusterBackend(
-            self._run,
-            self._clock or (lambda: int(time_s() * 1000) + ahead),
-            is_shared_clock=self._clock is not None,
-        )
-        return await ConditionalStore(backend).claim(wants)
+        clock = self._clock or (lambda: int(time_s() * 1000) + ahead)
+        return await ConditionalStore(ClusterBackend(self._run, clock)).claim(wants)
 
     # --- running scripts ----------------------------------------------------------------
 
     async def _each(
-        self,
-        script: str,
-        batch: Batch,
-        usual: _Answer,
-        meanings: Mapping[int, _Answer],
-        replicas: ReplicaWait | None = None,
+        self, script: str, batch: Batch, usual: _Answer, meanings: Mapping[int, _Answer]
     ) -> list[_Answer | NoAnswer]:
         """Run a script, and return *usual* for each item, or what another outcome means."""
-        unusual, _ = await self._run(script, batch, replicas)
+        unusual, _ = await self._run(script, batch)
         answers: list[_Answer | NoAnswer] = [usual] * len(batch)
+        return self._answers(answers, unusual, lambda _, one: meanings[one])
+
+    def _answers(
+        self, answers: list[Any], unusual: _Unusual, meaning: Callable[[int, Any], Any]
+    ) -> list[Any]:
+        """Return *answers* with the meanings of unusual outcomes; raise if no item has any."""
         _require_some(unusual, len(answers))
-        try:
-            for at, one in unusual.items():
-                answers[at] = NoAnswer(str(one)) if isinstance(one, StoreError) else meanings[one]
-        except (KeyError, TypeError):
-            raise self._invalid_reply() from None
+        for at, one in unusual.items():
+            try:
+                answers[at] = meaning(at, _or_raise(one))
+            except StoreError as error:
+                answers[at] = NoAnswer(str(error))
+            except (IndexError, KeyError, TypeError, ValueError):
+                raise self._servers.invalid_reply() from None
         return answers
 
-    async def _run(
-        self, script: str, batch: Batch, replicas: ReplicaWait | None = None
-    ) -> tuple[_Unusual, list[int]]:
+    async def _run_for_all(self, script: str, batch: Batch) -> _Unusual:
+        """Run a script; raise if it did not run for each item."""
+        unusual, _ = await self._run(script, batch)
+        return {at: _or_raise(one) for at, one in unusual.items()}
+
+    async def _run(self, script: str, batch: Batch) -> tuple[_Unusual, list[int]]:
         """
         Run a script over *batch*, in as few pieces as possible.
 
@@ -369,6 +336,7 @@ class RedisStore(Portable):
         unusual: _Unusual = {}
         times = [0] * len(batch)
         pieces = self._pieces(batch)
+        replicas = self._copies if script in _CONFIRMED else None
         while pieces:
             requests = [self._request(script, slot, batch, piece) for slot, piece in pieces]
             replies: list[Any]
@@ -386,20 +354,19 @@ class RedisStore(Portable):
                 elif isinstance(reply, SlotMoving) and len(piece) > 1:
                     moving += [(slot, [at]) for at in piece]
                 else:
-                    problem = reply if isinstance(reply, StoreError) else self._invalid_reply()
+                    problem = (
+                        reply if isinstance(reply, StoreError) else self._servers.invalid_reply()
+                    )
                     unusual.update(dict.fromkeys(piece, problem))
             pieces = moving
-        if self._address.kind == "cluster" and any(times):
+        if self.address.kind == "cluster" and any(times):
             self._note_time(max(times))
         return unusual, times
 
-    def _invalid_reply(self) -> StoreError:
-        self._servers.drop_connections()
-        return InvalidReply()
-
     def _pieces(self, batch: Batch) -> list[_Piece]:
         """Group items by slot, in pieces that do not block a server for long."""
-        if len(batch.keys) <= _CHUNK and self._address.kind != "cluster":
+        is_cluster = self.address.kind == "cluster"
+        if len(batch.keys) <= _CHUNK and not is_cluster:
             return [(0, range(len(batch)))] if batch.keys else []
         sizes = batch.sizes if isinstance(batch, Wants) else None
         sizes = sizes or [1] * len(batch)
@@ -407,7 +374,7 @@ class RedisStore(Portable):
         latest: dict[int, list[int]] = {}
         room: dict[int, int] = {}
         for at, (end, size) in enumerate(zip(accumulate(sizes), sizes, strict=True)):
-            slot = self._servers.slot_of(self._prefix + batch.keys[end - size])
+            slot = slot_of(self._prefix + batch.keys[end - size]) if is_cluster else 0
             if room.get(slot, 0) < size:
                 latest[slot], room[slot] = [], _CHUNK
                 pieces.append((slot, latest[slot]))
@@ -439,7 +406,7 @@ class RedisStore(Portable):
 
     def sentinels(self) -> Sentinels | None:
         """Return the Sentinels; None if the address has none."""
-        address, options = self._address, self._options
+        address, options = self.address, self.options
         if address.kind != "sentinel":
             return None
         watcher = replace(
@@ -452,7 +419,7 @@ class RedisStore(Portable):
         return Sentinels(watcher, address.hosts, address.service)
 
     def _login_of(self, credentials: Credentials | None) -> Login | None:
-        address, options = self._address, self._options
+        address, options = self.address, self.options
         if credentials is None and options.iam_user is None:
             return fixed_login(address.user, address.password)
         if credentials is not None:
@@ -484,7 +451,7 @@ class RedisStore(Portable):
         return login_with(iam.login, iam.login_again)
 
     def _dialer(self) -> Dialer:
-        address, options, every = self._address, self._options, self._login_every
+        address, options, every = self.address, self.options, self._login_every
         return Dialer(
             timeout_s=options.timeout.total_seconds(),
             connect_timeout_s=options.connect_timeout.total_seconds(),
@@ -497,7 +464,7 @@ class RedisStore(Portable):
         )
 
     def _connect_to(self, dialer: Dialer) -> Servers:
-        address, options = self._address, self._options
+        address, options = self.address, self.options
         if address.kind == "cluster":
             return Cluster(dialer, address.hosts, options.connections)
         if (sentinels := self.sentinels()) is not None:
@@ -512,18 +479,18 @@ class RedisStore(Portable):
     def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:
             try:
-                self._tls = tls_context(self._options)
+                self._tls = tls_context(self.options)
             except ConfigError as error:
                 raise UnusableServer(str(error)) from error
         return self._tls
 
     def _check(self, info: dict[str, str], address: ServerAddress) -> None:
         """Check the INFO of a server, for every connection."""
-        for fault in faults(info, is_cluster=self._address.kind == "cluster"):
+        for fault in faults(info, is_cluster=self.address.kind == "cluster"):
             raise _FAULTS.get(fault.code, UnusableServer)(
                 f"Redis at {address_text(address)} {fault.text}"
             )
-        for doubt in doubts(info, replicas=self._options.wait_replicas):
+        for doubt in doubts(info, replicas=self.options.wait_replicas):
             what = f"oncebridge.redis_{doubt}"
             if (what, address) not in self._warned:  # once for each server
                 self._warned.add((what, address))
@@ -539,12 +506,6 @@ def _fits(reply: Any, request: RedisRequest, items: Sequence[int]) -> bool:
         and isinstance(reply[0], int)
         and all(isinstance(at, int) and 0 < at <= len(items) for at in reply[2::2])
     )
-
-
-def _require_all(unusual: _Unusual) -> None:
-    """Raise if a script did not run for an item."""
-    for one in unusual.values():
-        _or_raise(one)
 
 
 def _require_some(unusual: _Unusual, count: int) -> None:

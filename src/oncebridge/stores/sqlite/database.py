@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import finalize
 
 from msgspec import Struct
@@ -57,6 +57,13 @@ _TRANSIENT = frozenset(
         sqlite3.SQLITE_PROTOCOL,
     }
 )
+_REASONS = {
+    sqlite3.SQLITE_READONLY: "the file or its directory is read-only; make both writable, as "
+    "SQLite also creates files next to it",
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened or created; the directory must exist and be "
+    "writable, and a symbolic link must point to a file",
+    sqlite3.SQLITE_NOTADB: "is not a SQLite file; use another path",
+}
 
 
 class SQLiteFile:
@@ -79,7 +86,7 @@ class SQLiteFile:
         longest_log: int = WAL_MOST,
         busy_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
-        self._path = Path(path)
+        self.path: Final = Path(path)
         self._name = name
         self._version = version
         self._schema = schema
@@ -92,22 +99,17 @@ class SQLiteFile:
         """Those that wait for the thread, with their results."""
         self._closed = False
 
-    @property
-    def path(self) -> Path:
-        return self._path
-
     def refusal(self, db: sqlite3.Connection) -> str:
         """Return why the file of *db* would be refused; empty if it would not."""
         has_versions = "SELECT 1 FROM sqlite_master WHERE name = 'oncebridge_schema'"
         if not db.execute(has_versions).fetchone():
             return ""
         found = db.execute(_VERSION_OF, (self._name,)).fetchone()
-        return self._other_layout(found[0]) if found and found[0] != self._version else ""
-
-    def _other_layout(self, version: int) -> str:
-        other = "a newer" if version > self._version else "an older"
+        if not found or found[0] == self._version:
+            return ""
+        other = "a newer" if found[0] > self._version else "an older"
         return (
-            f"the {self._name} were written by {other} version of oncebridge (layout {version}, "
+            f"the {self._name} were written by {other} version of oncebridge (layout {found[0]}, "
             f"this one reads {self._version})"
         )
 
@@ -131,7 +133,7 @@ class SQLiteFile:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise StoreError(f"{self._path}: has been closed")
+            raise StoreError(f"{self.path}: has been closed")
 
     def _run_changes(self) -> None:
         """Run the changes that wait, in the thread; none if an earlier call has run them."""
@@ -148,12 +150,10 @@ class SQLiteFile:
 
         try:
             return self._guarded(all_of_them)
-        except StoreUnavailable as error:
-            # It would be unavailable for each of them too, and each would wait as long.
-            return [(result, None, error) for _, result in group]
         except BaseException as error:  # noqa: BLE001 - passed to the caller
-            if len(group) == 1:
-                return [(group[0][1], None, error)]
+            # If the file is unavailable, it would be for each of them, and each would wait as long.
+            if len(group) == 1 or isinstance(error, StoreUnavailable):
+                return [(result, None, error) for _, result in group]
         return [self._together([change])[0] for change in group]
 
     async def aclose(self) -> None:
@@ -175,27 +175,27 @@ class SQLiteFile:
                 self._connection = self._connect()
             return work(self._connection)
         except sqlite3.Error as error:
-            raise _translated(error, self._path) from error
+            raise _translated(error, self.path) from error
 
     def _connect(self) -> sqlite3.Connection:
-        if self._path.name == ":memory:":
+        if self.path.name == ":memory:":
             raise StoreError("sqlite: needs a file; to keep records in memory, use memory: instead")
-        if kind := network_file_system(self._path):
+        if kind := network_file_system(self.path):
             raise StoreError(
-                f"{self._path}: is on a network file system ({kind}), where SQLite's locks are not "
+                f"{self.path}: is on a network file system ({kind}), where SQLite's locks are not "
                 "reliable and two workers could deliver the same event; put the file on a local "
                 "disk, or use a store for several hosts (redis, postgresql, dynamodb)"
             )
-        if not self._path.parent.is_dir():
+        if not self.path.parent.is_dir():
             raise StoreError(
-                f"{self._path}: the directory does not exist; create it, or use another path"
+                f"{self.path}: the directory does not exist; create it, or use another path"
             )
         # Created first, because SQLite gives its log the mode of the file; SQLite reports errors.
         # One thread at a time: closing a file releases all locks of this process on it.
         with _creating, suppress(OSError):
-            os.close(create_private(self._path))
+            os.close(create_private(self.path))
         db = sqlite3.connect(
-            _uri(self._path, "mode=rw"),
+            _uri(self.path, "mode=rw"),
             uri=True,
             timeout=self._busy_timeout.total_seconds(),
             isolation_level=None,
@@ -217,7 +217,7 @@ class SQLiteFile:
         mode = self._switch_to_wal(db)
         if mode != "wal":
             raise StoreError(
-                f"{self._path}: this file system does not support SQLite's write-ahead log "
+                f"{self.path}: this file system does not support SQLite's write-ahead log "
                 f"(journal mode {mode!r}); put the file on a local disk"
             )
         db.execute("PRAGMA synchronous = FULL")
@@ -226,7 +226,7 @@ class SQLiteFile:
         db.execute("PRAGMA cache_size = -8192")
         # Keys are random, so claims change pages all over the index: write them to the main file
         # less often than every 4 MB, if the disk has room.
-        most = wal_limit(self._path, self._longest_log)
+        most = wal_limit(self.path, self._longest_log)
         (page_size,) = db.execute("PRAGMA page_size").fetchone()
         db.execute(f"PRAGMA wal_autocheckpoint = {most // page_size}")
         db.execute(f"PRAGMA journal_size_limit = {most}")
@@ -235,12 +235,8 @@ class SQLiteFile:
             db.execute(
                 "INSERT OR IGNORE INTO oncebridge_schema VALUES (?, ?)", (self._name, self._version)
             )
-            (version,) = db.execute(_VERSION_OF, (self._name,)).fetchone()
-            if version != self._version:
-                fix = "upgrade this one, or start a new file"
-                if version < self._version:
-                    fix = "start a new file"
-                raise StoreError(f"{self._path}: {self._other_layout(version)}; {fix}")
+            if refusal := self.refusal(db):
+                raise StoreError(f"{self.path}: {refusal}; use that version, or start a new file")
             for statement in self._schema.split(";"):
                 db.execute(statement)
 
@@ -355,21 +351,8 @@ def transaction(db: sqlite3.Connection) -> Iterator[None]:
 
 def _translated(error: sqlite3.Error, path: Path) -> StoreError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code == sqlite3.SQLITE_READONLY:
-        return StoreError(
-            f"{path}: the file or its directory is read-only; make both writable, as SQLite also "
-            "creates files next to it"
-        )
-    if code == sqlite3.SQLITE_CANTOPEN:
-        return StoreError(
-            f"{path}: cannot be opened or created; the directory must exist and be writable, and "
-            "a symbolic link must point to a file"
-        )
-    if code == sqlite3.SQLITE_NOTADB:
-        return StoreError(f"{path}: is not a SQLite file; use another path")
-    if code in _TRANSIENT:
-        return StoreUnavailable(f"{path}: {error}")
-    return StoreError(f"{path}: {error}")
+    kind = StoreUnavailable if code in _TRANSIENT else StoreError
+    return kind(f"{path}: {_REASONS.get(code, error)}")
 
 
 @contextmanager

@@ -18,10 +18,11 @@ from datetime import timedelta
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 from zlib import crc32
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from oncebridge.base.clock import Clock, system_clock
 from oncebridge.base.options import Doc
@@ -148,7 +149,7 @@ class SQLiteStore(Portable):
         clock: Clock = system_clock,
         busy_timeout: timedelta = timedelta(seconds=10),
     ) -> None:
-        self._file = SQLiteFile(
+        self.file: Final = SQLiteFile(
             path,
             name="records",
             version=2,
@@ -170,15 +171,11 @@ class SQLiteStore(Portable):
             raise ConfigError("", f"{url!r}: the address of a SQLite store is sqlite:PATH")
         return cls(path, busy_timeout=(options or SQLiteOptions()).busy_timeout)
 
-    @property
-    def file(self) -> SQLiteFile:
-        return self._file
-
     async def open(self) -> None:
-        await self._file.run(lambda _: None)
+        await self.file.run(lambda _: None)
 
     async def claim(self, wants: Wants) -> ClaimAnswers:
-        done = [await self._file.change(partial(self._claim, wants=p)) for p in _chunks(wants)]
+        done = [await self.file.change(partial(self._claim, wants=p)) for p in _chunks(wants)]
         if len(done) == 1:
             return done[0]
         each = [answer for part in done for answer in part.each]
@@ -187,7 +184,7 @@ class SQLiteStore(Portable):
     async def commit(self, commits: Commits) -> list[CommitAnswer]:
         answers: list[CommitAnswer] = []
         for part in _chunks(commits):
-            answers += await self._file.change(partial(self._commit, commits=part))
+            answers += await self.file.change(partial(self._commit, commits=part))
         return answers
 
     async def release(self, releases: Releases) -> list[ReleaseAnswer]:
@@ -201,7 +198,7 @@ class SQLiteStore(Portable):
 
     async def scan(self, place: bytes = b"", limit: int = 1000) -> tuple[list[Record], bytes]:
         after = int.from_bytes(place)
-        rows = await self._file.run(lambda db: db.execute(_SCAN, (after, limit)).fetchall())
+        rows = await self.file.run(lambda db: db.execute(_SCAN, (after, limit)).fetchall())
         return [_record(row[1:]) for row in rows], (
             rows[-1][0].to_bytes(8) if len(rows) == limit else b""
         )
@@ -214,7 +211,7 @@ class SQLiteStore(Portable):
             found = _read(db, keys)
             return [found.get(key) for key in keys]
 
-        return await self._file.run(read)
+        return await self.file.run(read)
 
     async def forget(self, keys: Sequence[bytes]) -> list[bool]:
         def remove(db: sqlite3.Connection) -> list[bool]:
@@ -225,10 +222,10 @@ class SQLiteStore(Portable):
             db.executemany(_REMOVE, gone)
             return may
 
-        return await self._file.change(remove)
+        return await self.file.change(remove)
 
     async def purge(self, limit: int = 1000) -> int:
-        return await self._file.change(lambda db: self._sweep(db, self._clock(), limit))
+        return await self.file.change(lambda db: self._sweep(db, self._clock(), limit))
 
     async def now_ms(self) -> int:
         return self._clock()
@@ -239,10 +236,10 @@ class SQLiteStore(Portable):
 
         The number of records is not known: SQLite would have to read all of them.
         """
-        return {"bytes": await self._file.run(self._size)}
+        return {"bytes": await self.file.run(self._size)}
 
     async def aclose(self) -> None:
-        await self._file.aclose()
+        await self.file.aclose()
 
     async def _each(
         self,
@@ -253,7 +250,7 @@ class SQLiteStore(Portable):
         answers: list[_Answer | NoAnswer] = []
         for at in range(0, len(items), _CHUNK):
             some = items[at : at + _CHUNK]
-            answers += await self._file.change(partial(self._decide, decide=decide, items=some))
+            answers += await self.file.change(partial(self._decide, decide=decide, items=some))
         return answers
 
     # --- in the thread -----------------------------------------------------------
@@ -287,17 +284,7 @@ class SQLiteStore(Portable):
         """Update all if each is claimed with its generation, otherwise decide one by one."""
         before = db.total_changes
         db.execute("SAVEPOINT one_statement")
-        _execute(
-            db,
-            _COMMIT,
-            commits.keys,
-            now_ms=self._clock(),
-            window_ms=commits.window_ms,
-            hard_ms=commits.hard_ms,
-            generation=commits.generation,
-            fate=commits.fate,
-            memo=commits.memo,
-        )
+        _execute(db, _COMMIT, now_ms=self._clock(), **asdict(commits))
         answers: list[CommitAnswer] = [Reply.COMMITTED] * len(commits)
         if db.total_changes - before != len(commits):
             db.execute("ROLLBACK TO one_statement")
@@ -332,7 +319,7 @@ class SQLiteStore(Portable):
 
     def _size(self, db: sqlite3.Connection) -> int:
         db.execute(_LOOK).fetchone()  # a file may exist and not be readable any more
-        path = self._file.path
+        path = self.file.path
         size = path.stat().st_size
         with suppress(FileNotFoundError):
             size += path.with_name(f"{path.name}-wal").stat().st_size
