@@ -2,12 +2,12 @@
 Enhanced fan-out: Kinesis pushes the records of a shard.
 
 A subscription lasts five minutes, and is then renewed from where it ended. The SDK reads it, in a
-thread for each shard, one page at a time: while there is no room for more, the thread waits, and
-so does Kinesis.
+thread, one page at a time: while there is no room for more, nothing is read, and Kinesis waits.
 """
 
 import asyncio
 import threading
+from collections.abc import Generator
 from contextlib import closing, suppress
 from datetime import datetime
 from typing import Any, Final
@@ -18,8 +18,9 @@ from botocore.exceptions import ClientError  # type: ignore[import-untyped]
 
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.options import AwsOptions
+from oncebridge.base.threads import in_thread
 from oncebridge.errors import ConfigError
-from oncebridge.sources.kinesis.shard_feed import FailureBackoff, ShardFeed
+from oncebridge.sources.kinesis.shard_feed import ShardFeed
 from oncebridge.sources.kinesis.stream import KinesisRecord, KinesisStream, Position, RecordPage
 
 _SILENCE_S: Final = 40  # Kinesis sends something every few seconds, even if it is empty
@@ -101,99 +102,60 @@ class FanOutConsumer:
         )
 
 
-class PushedFeed(ShardFeed):
+class PushedFeed(ShardFeed, eq=False, kw_only=True):
     """Receives the records of a shard by enhanced fan-out."""
 
-    def __init__(
-        self, shard: str, position: Position, pauses: FailureBackoff, *, consumer: FanOutConsumer
-    ) -> None:
-        super().__init__(shard, position, pauses)
-        self._consumer = consumer
-        self._listener: _Listener | None = None
+    consumer: FanOutConsumer
+    _subscription: Generator[_Pushed] | None = None
 
     async def page(self) -> RecordPage:
         while True:
-            listener = self._listener
-            if listener is None:
+            if self._subscription is None:
                 await asyncio.sleep(max(self._due_s - self._now(), 0))
                 self._due_s = self._now() + _APART_S
-                listener = self._listener = _Listener(self._consumer, self._shard, self._position)
-            pushed = await listener.pushed()
+                self._subscription = _subscribe(self.consumer, self.shard, self.position)
+            pushed = await in_thread(self._subscription.__next__, "oncebridge-shard")
             if isinstance(pushed, str):
                 self._resubscribe_after(pushed)
                 continue
             page, after = pushed
-            self._pauses.succeeded()
-            self._position = Position(after=after) if after else self._position
+            self._succeeded()
+            self.position = Position(after=after) if after else self.position
             return page
 
     def close(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
+        if self._subscription is not None:
+            # While a thread waits for Kinesis, it cannot be closed: it is when that thread ends.
+            with suppress(ValueError):
+                self._subscription.close()
+            self._subscription = None
 
     def _resubscribe_after(self, what: str) -> None:
-        self.close()
-        self._listener = None
+        self._subscription = None
         now_s = self._now()
         if what == "ResourceInUseException":
             # The worker that had the shard before has not closed yet, or another group uses the
             # same consumer; only the latter lasts long.
-            self._due_s = now_s + max(self._pauses.failed(what), _IN_USE_S)
-        elif what == "InvalidArgumentException" and self._position.after:
-            self._pauses.position_refused(self._position)
-            self._position = Position()
+            self._due_s = now_s + max(self._failed(what), _IN_USE_S)
+        elif what == "InvalidArgumentException" and self.position.after:
+            self._start_with_oldest()
         elif what:
-            self._due_s = max(self._due_s, now_s + self._pauses.failed(what))
+            self._due_s = max(self._due_s, now_s + self._failed(what))
 
 
-class _Listener:
-    """A thread that reads one subscription, until it ends or `close` is called."""
-
-    def __init__(self, consumer: FanOutConsumer, shard: str, position: Position) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._room = threading.Semaphore(0)
-        self._heard: asyncio.Queue[_Pushed] = asyncio.Queue()
-        self._is_closed = False
-        threading.Thread(
-            target=self._listen,
-            args=(consumer, shard, position),
-            name="oncebridge-shard",
-            daemon=True,
-        ).start()
-
-    async def pushed(self) -> _Pushed:
-        """Wait for the next page, or the end of the subscription."""
-        if self._heard.empty():
-            self._room.release()
-        return await self._heard.get()
-
-    def close(self) -> None:
-        # The thread may wait for room or for Kinesis; it is not joined.
-        self._is_closed = True
-        self._room.release()
-
-    # --- in the thread -----------------------------------------------------------------
-
-    def _listen(self, consumer: FanOutConsumer, shard: str, position: Position) -> None:
-        what = ""
-        try:
-            with closing(consumer.pushed(shard, position)) as events:
-                for event in events:
-                    if "SubscribeToShardEvent" not in event:
-                        continue
-                    self._room.acquire()
-                    if self._is_closed:
-                        return
-                    self._hand_over(_page(event["SubscribeToShardEvent"]))
-        except ClientError as error:
-            what = error.response.get("Error", {}).get("Code", "") or type(error).__name__
-        except Exception as error:  # noqa: BLE001 - of the SDK, of HTTP, of TLS: the subscription is over
-            what = type(error).__name__
-        self._hand_over(what)
-
-    def _hand_over(self, pushed: _Pushed) -> None:
-        with suppress(RuntimeError):  # the loop may be gone by now
-            self._loop.call_soon_threadsafe(self._heard.put_nowait, pushed)
+def _subscribe(consumer: FanOutConsumer, shard: str, position: Position) -> Generator[_Pushed]:
+    """Yield the pages of a subscription, and then why it ended. Blocks."""
+    what = ""
+    try:
+        with closing(consumer.pushed(shard, position)) as events:
+            for event in events:
+                if "SubscribeToShardEvent" in event:
+                    yield _page(event["SubscribeToShardEvent"])
+    except ClientError as error:
+        what = error.response.get("Error", {}).get("Code", "") or type(error).__name__
+    except Exception as error:  # noqa: BLE001 - of the SDK, of HTTP, of TLS: the subscription is over
+        what = type(error).__name__
+    yield what
 
 
 def _page(event: dict[str, Any]) -> tuple[RecordPage, str]:

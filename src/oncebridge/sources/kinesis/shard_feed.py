@@ -7,9 +7,10 @@ outage. Only errors that last are logged.
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
+
+from msgspec import Struct
 
 from oncebridge.aws.client import AwsError, NotSent, Unclear
 from oncebridge.base.clock import Dice
@@ -25,75 +26,64 @@ _LIMIT: Final = 2000
 _FAILURES: Final = (AwsError, NotSent, Unclear, ConfigError)  # the last: there are no credentials
 
 
-class FailureBackoff:
+class ShardFeed(Struct, eq=False, kw_only=True):
     """
-    How long to wait after failures in a row, and when to log them.
+    Returns the records of *shard*, from *position* on.
 
     *gone* is called if Kinesis does not find the shard or the stream.
     """
 
-    def __init__(self, stream: str, shard: str, dice: Dice, gone: Callable[[], None]) -> None:
-        self._fields = {"stream": stream, "shard": shard}
-        self._dice = dice
-        self._gone = gone
-        self._times = 0
+    stream: KinesisStream
+    shard: str
+    position: Position
+    dice: Dice
+    gone: Callable[[], None]
+    _failures: int = 0
+    """Failures in a row."""
+    _due_s: float = 0.0
 
-    def failed(self, what: str) -> float:
-        """Record a failure; return for how many seconds to pause."""
-        self._times += 1
-        if self._times == _LOG_AT:
-            _log.warning("oncebridge.shard_not_read", extra={**self._fields, "error": what})
-        if what.startswith("ResourceNotFound"):
-            self._gone()
-        longest: float = min(_SHORTEST_PAUSE_S * 2 ** min(self._times - 1, 10), _LONGEST_PAUSE_S)
-        return longest * (0.5 + self._dice.fraction() / 2)
-
-    def succeeded(self) -> None:
-        if self._times >= _LOG_AT:
-            _log.warning("oncebridge.shard_read_again", extra=self._fields)
-        self._times = 0
-
-    def position_refused(self, position: Position) -> None:
-        """Log that Kinesis does not know a sequence number any more."""
-        fields = {**self._fields, "sequence_number": position.after}
-        _log.error("oncebridge.place_is_unknown_records_may_be_lost", extra=fields)
-
-
-class ShardFeed(ABC):
-    """Returns the records of *shard*, from *position* on."""
-
-    def __init__(self, shard: str, position: Position, pauses: FailureBackoff) -> None:
-        self._shard = shard
-        self._position = position
-        self._pauses = pauses
-        self._due_s = 0.0
-        self._now = asyncio.get_running_loop().time
-
-    @abstractmethod
     async def page(self) -> RecordPage:
         """Wait for the next page; after the last one, `next` is None."""
+        raise NotImplementedError
 
-    def close(self) -> None:  # noqa: B027 - not every feed has something to close
+    def close(self) -> None:
         """Stop waiting; safe to repeat."""
 
+    def _failed(self, what: str) -> float:
+        """Record a failure; return for how many seconds to pause."""
+        self._failures += 1
+        if self._failures == _LOG_AT:
+            _log.warning("oncebridge.shard_not_read", extra={**self._fields(), "error": what})
+        if what.startswith("ResourceNotFound"):
+            self.gone()
+        longest: float = min(_SHORTEST_PAUSE_S * 2 ** min(self._failures - 1, 10), _LONGEST_PAUSE_S)
+        return longest * (0.5 + self.dice.fraction() / 2)
 
-class PolledFeed(ShardFeed):
-    """Polls *stream* for the records of a shard, at least every *poll_s*."""
+    def _succeeded(self) -> None:
+        if self._failures >= _LOG_AT:
+            _log.warning("oncebridge.shard_read_again", extra=self._fields())
+        self._failures = 0
 
-    def __init__(
-        self,
-        shard: str,
-        position: Position,
-        pauses: FailureBackoff,
-        *,
-        stream: KinesisStream,
-        poll_s: float,
-    ) -> None:
-        super().__init__(shard, position, pauses)
-        self._stream = stream
-        self._poll_s = poll_s
-        self._iterator = ""
-        self._limit = _LIMIT
+    def _start_with_oldest(self) -> None:
+        """Kinesis does not have the last record any more: continue with the oldest there is."""
+        fields = {**self._fields(), "sequence_number": self.position.after}
+        _log.error("oncebridge.place_is_unknown_records_may_be_lost", extra=fields)
+        self.position = Position()
+
+    def _fields(self) -> dict[str, str]:
+        return {"stream": self.stream.name, "shard": self.shard}
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+class PolledFeed(ShardFeed, eq=False, kw_only=True):
+    """Polls the stream for the records of a shard, at least every *poll_s*."""
+
+    poll_s: float
+    _iterator: str = ""
+    _limit: int = _LIMIT
 
     async def page(self) -> RecordPage:
         while True:
@@ -104,26 +94,24 @@ class PolledFeed(ShardFeed):
             except _FAILURES as error:
                 self._due_s = began + max(self._pause_s(error), _APART_S)
                 continue
-            self._pauses.succeeded()
-            self._due_s = began + (_APART_S if page.behind_ms else self._poll_s)
+            self._succeeded()
+            self._due_s = began + (_APART_S if page.behind_ms else self.poll_s)
             return page
 
     async def _ask(self) -> RecordPage:
         if not self._iterator:
             try:
-                self._iterator = await self._stream.iterator(self._shard, self._position)
+                self._iterator = await self.stream.iterator(self.shard, self.position)
             except AwsError as error:
-                if not self._position.after or error.code != "InvalidArgumentException":
+                if not self.position.after or error.code != "InvalidArgumentException":
                     raise
-                # Kinesis does not have it any more: continue with the oldest record there is.
-                self._pauses.position_refused(self._position)
-                self._position = Position()
-                self._iterator = await self._stream.iterator(self._shard, self._position)
-        page = await self._stream.read(self._iterator, self._limit)
+                self._start_with_oldest()
+                self._iterator = await self.stream.iterator(self.shard, self.position)
+        page = await self.stream.read(self._iterator, self._limit)
         self._limit = min(self._limit * 2, _LIMIT)
         self._iterator = page.next or ""
         if page.records:
-            self._position = Position(after=page.records[-1].sequence_number)
+            self.position = Position(after=page.records[-1].sequence_number)
         return page
 
     def _pause_s(self, error: Exception) -> float:
@@ -131,4 +119,4 @@ class PolledFeed(ShardFeed):
             self._limit = max(self._limit // 2, 1)  # the page may be too large for the connection
         if isinstance(error, AwsError) and not error.retryable:
             self._iterator = ""  # it may have expired: iterators last five minutes
-        return self._pauses.failed(str(error))
+        return self._failed(str(error))

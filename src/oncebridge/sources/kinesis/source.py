@@ -28,7 +28,7 @@ from oncebridge.sources.api import Host, Source
 from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
 from oncebridge.sources.kinesis.fan_out import FanOutConsumer, PushedFeed, registered
 from oncebridge.sources.kinesis.held_shard import HeldShard, KinesisTimings
-from oncebridge.sources.kinesis.shard_feed import FailureBackoff, PolledFeed, ShardFeed
+from oncebridge.sources.kinesis.shard_feed import PolledFeed, ShardFeed
 from oncebridge.sources.kinesis.shards import (
     Roster,
     ShardProgress,
@@ -351,11 +351,11 @@ class KinesisSource(Source):
         _log.info("oncebridge.shard_taken", extra={"stream": self._stream.name, "shard": shard.id})
 
     def _make_feed(self, shard: Shard, position: Position) -> ShardFeed:
-        pauses = FailureBackoff(self._stream.name, shard.id, self._host.dice, self._list_soon)
+        at: dict[str, Any] = {"stream": self._stream, "shard": shard.id, "position": position}
+        at |= {"dice": self._host.dice, "gone": self._list_soon}
         if self._consumer is not None:
-            return PushedFeed(shard.id, position, pauses, consumer=self._consumer)
-        poll_s = self._options.poll.total_seconds()
-        return PolledFeed(shard.id, position, pauses, stream=self._stream, poll_s=poll_s)
+            return PushedFeed(consumer=self._consumer, **at)
+        return PolledFeed(poll_s=self._options.poll.total_seconds(), **at)
 
     def _checkpoint(self, shard: Shard) -> Checkpoint:
         assert self._summary is not None  # noqa: S101 - or nothing is listed
