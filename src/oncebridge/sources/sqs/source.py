@@ -31,7 +31,7 @@ from oncebridge.sinks.api import Closed
 from oncebridge.sinks.aws.answers import answer_to
 from oncebridge.sources.api import Host, Source, TraceparentReader
 from oncebridge.sources.pump import Pump, Retry, SourceRecord
-from oncebridge.sources.sqs.receiver import LONGEST_S, FailureLog, ReceivedMessages
+from oncebridge.sources.sqs.receiver import LONGEST_S, FailureLog, ReceivedMessage, ReceivedMessages
 
 _T = TypeVar("_T")
 _log = logging.getLogger("oncebridge")
@@ -82,8 +82,8 @@ class SqsSource(Source):
         self._failures = FailureLog("ReceiveMessage", address.name)
         self._host: Host
         self._received: ReceivedMessages
-        self._pump: Pump[int] | None = None
-        self._first: list[SourceRecord[int]] = []  # messages received by the check of permissions
+        self._pump: Pump[ReceivedMessage] | None = None
+        self._first: list[SourceRecord[ReceivedMessage]] = []  # from the check of permissions
         self._is_stopping = False
 
     @classmethod
@@ -190,7 +190,7 @@ class SqsSource(Source):
 
     # --- receiving -----------------------------------------------------------------------
 
-    async def _take(self) -> list[SourceRecord[int]]:
+    async def _take(self) -> list[SourceRecord[ReceivedMessage]]:
         """Receive once; after an error, until that works."""
         failures = 0
         while not failures or self._may_receive():
@@ -231,27 +231,27 @@ class SqsSource(Source):
         longest = min(_PAUSE_S * 2.0 ** min(failures, 10), _LONGEST_PAUSE_S)
         return longest * (1 + self._host.dice.fraction()) / 2
 
-    def _items(self, messages: Sequence[Message]) -> list[SourceRecord[int]]:
+    def _items(self, messages: Sequence[Message]) -> list[SourceRecord[ReceivedMessage]]:
         now = asyncio.get_running_loop().time()
         records = []
         for message in messages:
-            place = self._received.take(message, now)
-            if place is not None:
+            held = self._received.take(message, now)
+            if held is not None:
                 lane = message.attributes.get(_GROUP) if self._is_fifo else None
                 raw = message.body.encode()
                 if self._host.context is not None:
                     raw = _with_context(raw, message, self._host.context)
-                records.append(SourceRecord(place, raw, lane))
+                records.append(SourceRecord(held, raw, lane))
         return records
 
-    def _on_answer(self, place: int, answer: RouterAnswer) -> None:
+    def _on_answer(self, held: ReceivedMessage, answer: RouterAnswer) -> None:
         if answer.acknowledge:
-            self._received.delete(place)
+            self._received.delete(held)
         else:
             # At a stop another worker may take it at once; otherwise after a second.
             least = 0 if self._is_stopping else 1
             seconds = max(math.ceil(answer.retry_after_ms / 1000), least)
-            self._received.return_to_queue(place, seconds)
+            self._received.return_to_queue(held, seconds)
 
 
 def _with_context(raw: bytes, message: Message, read: TraceparentReader) -> bytes:
