@@ -10,8 +10,8 @@ from tests.faults.doubles import CountingDice, eventually, now_ms, virtual
 from tests.servers.kinesis_model import Refused, modelled
 
 from oncebridge import ConfigError
-from oncebridge.sources.kinesis import fan_out as module
-from oncebridge.sources.kinesis.fan_out import PushedFeed, registered
+from oncebridge.sources.kinesis import shard_feed as module
+from oncebridge.sources.kinesis.shard_feed import PushedFeed, registered
 from oncebridge.sources.kinesis.stream import Position
 
 
@@ -71,7 +71,7 @@ class Sender:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
-    monkeypatch.setattr(module, "_APART_S", 0.0)
+    monkeypatch.setattr(module, "_RENEW_APART_S", 0.0)
     monkeypatch.setattr(module, "_IN_USE_S", 0.3)
 
 

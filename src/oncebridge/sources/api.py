@@ -39,6 +39,12 @@ class Inbox(Protocol):
         ...
 
 
+def backoff_s(failures: int, dice: Dice) -> float:
+    """Return a random pause after so many *failures* before this one: up to 0.5 s, 1 s … 30 s."""
+    longest: float = min(0.5 * 2.0 ** min(failures, 10), 30.0)
+    return longest * (1 + dice.fraction()) / 2
+
+
 def _always() -> bool:
     return True
 

@@ -26,9 +26,14 @@ from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError
 from oncebridge.sources.api import Host, Source
 from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
-from oncebridge.sources.kinesis.fan_out import FanOutConsumer, PushedFeed, registered
 from oncebridge.sources.kinesis.held_shard import HeldShard, KinesisTimings
-from oncebridge.sources.kinesis.shard_feed import PolledFeed, ShardFeed
+from oncebridge.sources.kinesis.shard_feed import (
+    FanOutConsumer,
+    PolledFeed,
+    PushedFeed,
+    ShardFeed,
+    registered,
+)
 from oncebridge.sources.kinesis.shards import (
     Roster,
     ShardProgress,
@@ -335,10 +340,8 @@ class KinesisSource(Source):
             return
         assert self._summary is not None  # noqa: S101 - or nothing is listed
         held = HeldShard(
-            shard,
+            self._make_feed(shard, place.position(self._roster.start_ms or 0)),
             self._host,
-            stream=self._stream,
-            feed=self._make_feed(shard, place.position(self._roster.start_ms or 0)),
             checkpoint=checkpoint,
             taken=place,
             worker=self._worker,

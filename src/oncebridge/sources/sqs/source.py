@@ -29,7 +29,7 @@ from oncebridge.events.trace_context import NAME as TRACEPARENT
 from oncebridge.events.trace_context import XRAY_ATTRIBUTE, BytesWithContext
 from oncebridge.sinks.api import Closed
 from oncebridge.sinks.aws.answers import answer_to
-from oncebridge.sources.api import Host, Source, TraceparentReader
+from oncebridge.sources.api import Host, Source, TraceparentReader, backoff_s
 from oncebridge.sources.pump import Pump, Retry, SourceRecord
 from oncebridge.sources.sqs.receiver import LONGEST_S, FailureLog, ReceivedMessage, ReceivedMessages
 
@@ -38,7 +38,6 @@ _log = logging.getLogger("oncebridge")
 
 _MOST_BYTES: Final = 64 * 1024 * 1024
 _LEAVE_S: Final = 1.0
-_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 SPARE_RECEIVES: Final = 5
 """Receives in addition to the attempts: a message that another worker holds is returned."""
 _NO_HANDLE: Final = "oncebridge-tries-its-rights"
@@ -199,7 +198,7 @@ class SqsSource(Source):
                 messages = await self._receive(most=1 if failures else MOST_ENTRIES)
             except OncebridgeError as error:
                 self._failures.failed(error)
-                await asyncio.sleep(self._pause_s(failures))
+                await asyncio.sleep(backoff_s(failures, self._host.dice))
                 failures += 1
             else:
                 self._failures.succeeded()
@@ -226,10 +225,6 @@ class SqsSource(Source):
             system=[*([_GROUP] if self._is_fifo else []), *([XRAY_ATTRIBUTE] if is_traced else [])],
             attributes=[TRACEPARENT] if is_traced else (),
         )
-
-    def _pause_s(self, failures: int) -> float:
-        longest = min(_PAUSE_S * 2.0 ** min(failures, 10), _LONGEST_PAUSE_S)
-        return longest * (1 + self._host.dice.fraction()) / 2
 
     def _items(self, messages: Sequence[Message]) -> list[SourceRecord[ReceivedMessage]]:
         now = asyncio.get_running_loop().time()
