@@ -9,7 +9,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
-async def in_thread(work: Callable[[], _T], name: str) -> _T:
+async def run_in_thread(work: Callable[[], _T], name: str) -> _T:
     """
     Run blocking work in a daemon thread.
 

@@ -45,10 +45,6 @@ def backoff_s(failures: int, dice: Dice) -> float:
     return longest * (1 + dice.fraction()) / 2
 
 
-def _always() -> bool:
-    return True
-
-
 class Host(Struct, frozen=True):
     """What the service provides to a source."""
 
@@ -58,7 +54,7 @@ class Host(Struct, frozen=True):
     batch: int
     clock: Clock
     dice: Dice
-    is_open: Callable[[], bool] = _always
+    is_open: Callable[[], bool] = lambda: True
     """True once the store is open; it may become available later than the source."""
     context: TraceparentReader | None = None
     """If events are traced: reads their trace headers; see `oncebridge.events.trace_context`."""

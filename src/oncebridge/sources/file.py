@@ -21,7 +21,7 @@ from msgspec import Struct
 from oncebridge.base.clock import wait_until_set
 from oncebridge.base.line_files import file_path
 from oncebridge.base.options import Doc
-from oncebridge.base.threads import in_thread
+from oncebridge.base.threads import run_in_thread
 from oncebridge.engine.router import RouterAnswer
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.events.event import Unreadable
@@ -134,7 +134,7 @@ class FileSource:
 
     async def _take(self) -> list[SourceRecord[_Place | None]] | None:
         read = partial(self._records.read, self._host.batch, _BATCH_BYTES)
-        records = await in_thread(read, "oncebridge-file")
+        records = await run_in_thread(read, "oncebridge-file")
         # The position is recorded for whole batches: each save releases the claim for a moment.
         return [_record_of(record, is_last=record is records[-1]) for record in records] or None
 

@@ -27,7 +27,7 @@ from oncebridge.base.private_files import open_private
 from oncebridge.engine.router import OnAnswer, RouterAnswer
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.sources.api import Host, Source
-from oncebridge.sources.pump import Pump, SourceRecord
+from oncebridge.sources.pump import Pump, SourceRecord, tell
 from oncebridge.stores.sqlite.database import Disk, SQLiteFile, transaction, wal_limit
 
 _log = logging.getLogger("oncebridge")
@@ -147,13 +147,7 @@ class Spool(Source):
                 batch = self._next_batch()
                 answer = await self._insert([raw for raw, _, _ in batch])
                 for _, at, answered in batch:
-                    try:
-                        answered(at, answer)
-                    except Exception as error:  # noqa: BLE001 - a source may raise anything
-                        # Its type only: the text of an exception may quote the event.
-                        _log.error(
-                            "oncebridge.answer_failed", extra={"error": type(error).__name__}
-                        )
+                    tell(answered, at, answer)
         finally:
             self._writer = None
 

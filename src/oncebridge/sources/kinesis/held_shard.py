@@ -73,8 +73,6 @@ class HeldShard:
         retention: timedelta,
         times: KinesisTimings,
     ) -> None:
-        self.behind_ms = 0
-        """The age of the oldest record that is not read yet."""
         self.is_ended = False
         """True if the shard is read to its end, and the checkpoint says so."""
         self.is_leaving = False
@@ -144,7 +142,6 @@ class HeldShard:
         return [item for record in page.records if (item := self._take_record(record))]
 
     def _record_progress(self, page: RecordPage) -> None:
-        self.behind_ms = page.behind_ms
         now_ms = self._clock()
         is_idle = not page.behind_ms and not page.records and not self._pump.untold
         if is_idle and now_ms - self._place.at_ms >= _REFRESH_MS:

@@ -13,7 +13,6 @@ import logging
 import threading
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
-from datetime import datetime
 from typing import Any, Final
 
 import botocore.session  # type: ignore[import-untyped]
@@ -24,7 +23,7 @@ from msgspec import Struct
 from oncebridge.aws.client import AwsError, NotSent, Unclear
 from oncebridge.aws.options import AwsOptions
 from oncebridge.base.clock import Dice
-from oncebridge.base.threads import in_thread
+from oncebridge.base.threads import run_in_thread
 from oncebridge.errors import ConfigError
 from oncebridge.sources.api import backoff_s
 from oncebridge.sources.kinesis.stream import KinesisRecord, KinesisStream, Position, RecordPage
@@ -41,11 +40,8 @@ _RENEW_APART_S: Final = 1.1  # Kinesis allows one subscription a second for each
 _IN_USE_S: Final = 5.0  # a new subscription cannot be taken over for so long
 _ACTIVE_WITHIN_S: Final = 60.0
 
-_Pushed = tuple[RecordPage, str] | str
-"""
-A page, and the sequence number to continue after; or the error that ended the subscription, empty
-if its time was over.
-"""
+_Pushed = RecordPage | str
+"""A page, or the error that ended the subscription; empty if its time was over."""
 
 
 class ShardFeed(Struct, eq=False, kw_only=True):
@@ -222,14 +218,14 @@ class PushedFeed(ShardFeed, eq=False, kw_only=True):
                 await asyncio.sleep(max(self._due_s - self._now(), 0))
                 self._due_s = self._now() + _RENEW_APART_S
                 self._subscription = _subscribe(self.consumer, self.shard, self.position)
-            pushed = await in_thread(self._subscription.__next__, "oncebridge-shard")
+            pushed = await run_in_thread(self._subscription.__next__, "oncebridge-shard")
             if isinstance(pushed, str):
                 self._resubscribe_after(pushed)
                 continue
-            page, after = pushed
             self._succeeded()
-            self.position = Position(after=after) if after else self.position
-            return page
+            if pushed.next:
+                self.position = Position(after=pushed.next)
+            return pushed
 
     def close(self) -> None:
         if self._subscription is not None:
@@ -266,23 +262,16 @@ def _subscribe(consumer: FanOutConsumer, shard: str, position: Position) -> Gene
     yield what
 
 
-def _page(event: dict[str, Any]) -> tuple[RecordPage, str]:
+def _page(event: dict[str, Any]) -> RecordPage:
     records = [
         KinesisRecord(
             record["SequenceNumber"],
             record["PartitionKey"],
             record["Data"],
-            _seconds(record.get("ApproximateArrivalTimestamp")),
+            at.timestamp() if (at := record.get("ApproximateArrivalTimestamp")) else 0.0,
         )
         for record in event["Records"]
     ]
-    # Children are listed only at the end of a shard, and then there is nothing to continue with.
-    after = event.get("ContinuationSequenceNumber") or ""
-    is_end = not after or bool(event.get("ChildShards"))
-    return RecordPage(
-        records, None if is_end else after, event.get("MillisBehindLatest") or 0
-    ), after
-
-
-def _seconds(moment: datetime | None) -> float:
-    return moment.timestamp() if moment is not None else 0.0
+    # At the end of a shard its children are listed, or there is nothing to continue with.
+    after = None if event.get("ChildShards") else event.get("ContinuationSequenceNumber")
+    return RecordPage(records, after or None, event.get("MillisBehindLatest") or 0)

@@ -126,11 +126,6 @@ class KinesisSource(Source):
         """The shards that this worker reads now, by their ids."""
         return tuple(shard.id for shard in sorted(self._held))
 
-    @property
-    def behind_ms(self) -> int:
-        """How far this worker is behind, in the shard where that is most."""
-        return max([held.behind_ms for held in self._held.values()], default=0)
-
     # --- the life of a source ----------------------------------------------------------
 
     async def open(self, host: Host) -> None:
@@ -139,12 +134,12 @@ class KinesisSource(Source):
         self._worker = f"{socket.gethostname()}-{os.getpid()}-{token.hex()[-12:]}"
         try:
             await self._get_ready()
-        except (NotSent, Unclear) as error:
-            self._log_failure("describe", str(error))  # it may become available later
-        except AwsError as error:
-            if not (error.retryable or error.code == "ResourceInUseException"):
+        except (AwsError, NotSent, Unclear) as error:
+            if isinstance(error, AwsError) and not (
+                error.retryable or error.code == "ResourceInUseException"
+            ):
                 raise ConfigError("source", f"Kinesis refused the request: {error}") from None
-            self._log_failure("describe", str(error))
+            self._log_failure("describe", str(error))  # it may become available later
 
     async def run(self) -> None:
         try:
