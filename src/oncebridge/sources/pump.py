@@ -234,7 +234,12 @@ class Pump(Generic[_H]):
         else:
             record.events = (self._router.read(raw),)
         if origin:
-            record.events = [_with_origin(event, origin) for event in record.events]
+            record.events = [
+                replace(event, message=f"{origin}: {event.message}")
+                if isinstance(event, Unreadable)
+                else event
+                for event in record.events
+            ]
 
     def _enqueue(self, records: Sequence[SourceRecord[_H]]) -> None:
         if self._is_stopped:
@@ -640,12 +645,6 @@ def tell(answered: Callable[[_H, RouterAnswer], None], handle: _H, answer: Route
 
 def _look_again_s(unavailable_s: float) -> float:
     return min(max(unavailable_s, 0.1), 1.0)
-
-
-def _with_origin(event: Event | Unreadable, origin: str) -> Event | Unreadable:
-    if isinstance(event, Unreadable):
-        return replace(event, message=f"{origin}: {event.message}")
-    return event
 
 
 def _log_unexpected(what: str, error: Exception) -> None:

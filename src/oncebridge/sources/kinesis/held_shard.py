@@ -69,7 +69,6 @@ class HeldShard:
         *,
         checkpoint: Checkpoint,
         taken: ShardProgress,
-        worker: str,
         retention: timedelta,
         times: KinesisTimings,
     ) -> None:
@@ -80,7 +79,7 @@ class HeldShard:
         """Runs `run`."""
         self._feed = feed
         self._checkpoint = checkpoint
-        self._place = replace(taken, by=worker)
+        self._place = taken
         self._clock = feed.stream.clock.now_ms
         self._retention_ms = ms(retention)
         self._times = times
@@ -160,7 +159,7 @@ class HeldShard:
         raw: bytes | Unreadable = record.data
         if record.data.startswith(_AGGREGATED):
             raw = Unreadable(record.data, "not-json", _IS_AGGREGATED)
-        place = (record.sequence_number, record.arrived_ms)
+        place = (record.sequence_number, round(record.approximate_arrival_timestamp * 1000))
         return SourceRecord(place, raw, record.partition_key)
 
     def _on_answer(self, place: _Place, answer: RouterAnswer) -> None:

@@ -19,6 +19,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
+from msgspec.structs import replace
+
 from oncebridge.aws.client import AwsError, NotSent, Unclear
 from oncebridge.aws.options import AwsOptions
 from oncebridge.base.clock import ms, wait_until_set
@@ -293,7 +295,7 @@ class KinesisSource(Source):
         if self._searched_s < self._listed_s or len(active) < self._share():
             free = await self._find_free()
         for shard in surplus(active, self._share()):
-            self._held[shard].leave()
+            active[shard].leave()
         wanted = self._share() - len(active)
         for shard in choose(free, max(wanted, 0), self._roster.workers, self._worker):
             if self._stopping.is_set():
@@ -338,8 +340,7 @@ class KinesisSource(Source):
             self._make_feed(shard, place.position(self._roster.start_ms or 0)),
             self._host,
             checkpoint=checkpoint,
-            taken=place,
-            worker=self._worker,
+            taken=replace(place, by=self._worker),
             retention=self._summary.retention,
             times=self._times,
         )

@@ -44,10 +44,6 @@ class KinesisRecord(Struct, frozen=True, rename="pascal", gc=False):
     data: bytes
     approximate_arrival_timestamp: float = 0.0
 
-    @property
-    def arrived_ms(self) -> int:
-        return round(self.approximate_arrival_timestamp * 1000)
-
 
 class RecordPage(
     Struct,

@@ -159,7 +159,7 @@ class SqsSource(Source):
         """Warn about settings of the queue that do not fit ours."""
         queue: dict[str, Any] = {"queue": self._queue.name}
         try:
-            found = await _allowed(self._queue.settings(), "GetQueueAttributes", self._queue.name)
+            found = await self._allowed(self._queue.settings(), "GetQueueAttributes")
         except _Denied as denied:
             _log.info("oncebridge.queue_settings_unknown", extra={**queue, "error": denied.message})
             return
@@ -176,26 +176,41 @@ class SqsSource(Source):
 
     async def _check_permissions(self) -> None:
         """Check the permissions that are needed, without losing a message."""
-        name, queue = self._queue.name, self._queue
         with suppress(_OtherRefusal):
-            await _allowed(queue.delete([_NO_HANDLE]), "DeleteMessage", name)
+            await self._allowed(self._queue.delete([_NO_HANDLE]), "DeleteMessage")
         with suppress(_OtherRefusal):
-            hidden = queue.change_visibility([(_NO_HANDLE, 0)])
-            await _allowed(hidden, "ChangeMessageVisibility", name)
+            hidden = self._queue.change_visibility([(_NO_HANDLE, 0)])
+            await self._allowed(hidden, "ChangeMessageVisibility")
         if self._may_receive() and not self._host.router.unavailable_s():
             # The messages received are the first to be processed.
-            messages = await _allowed(self._receive(wait_s=0), "ReceiveMessage", name)
+            received = self._receive(most=MOST_ENTRIES, wait_s=0)
+            messages = await self._allowed(received, "ReceiveMessage")
             self._first = self._items(messages)
+
+    async def _allowed(self, call: Coroutine[Any, Any, _T], action: str) -> _T:
+        """Make a call; raise `ConfigError` if permissions or the queue are missing."""
+        try:
+            return await call
+        except AwsError as error:
+            if error.retryable:
+                raise
+            problem = advice(error, action, self._queue.name)
+            if error.is_denied:
+                raise _Denied("", problem) from None
+            if isinstance(answer_to(error), Closed):
+                raise ConfigError("", problem) from None
+            raise _OtherRefusal(problem) from None
 
     # --- receiving -----------------------------------------------------------------------
 
     async def _take(self) -> list[SourceRecord[ReceivedMessage]]:
         """Receive once; after an error, until that works."""
-        failures = 0
+        failures, wait_s = 0, math.ceil(self._options.wait.total_seconds())
         while not failures or self._may_receive():
             try:
                 # A response that cannot be read may have been too large.
-                messages = await self._receive(most=1 if failures else MOST_ENTRIES)
+                most = 1 if failures else MOST_ENTRIES
+                messages = await self._receive(most=most, wait_s=wait_s)
             except OncebridgeError as error:
                 self._failures.failed(error)
                 await asyncio.sleep(backoff_s(failures, self._host.dice))
@@ -212,11 +227,7 @@ class SqsSource(Source):
         # Messages that are about to be deleted count here, but not in the pump.
         return in_hand < self._options.in_hand
 
-    async def _receive(
-        self, *, most: int = MOST_ENTRIES, wait_s: int | None = None
-    ) -> list[Message]:
-        if wait_s is None:
-            wait_s = math.ceil(self._options.wait.total_seconds())
+    async def _receive(self, *, most: int, wait_s: int) -> list[Message]:
         is_traced = self._host.context is not None
         return await self._queue.receive(
             most=most,
@@ -264,18 +275,3 @@ class _OtherRefusal(OncebridgeError):
 
 class _Denied(ConfigError):
     """The permission is missing."""
-
-
-async def _allowed(call: Coroutine[Any, Any, _T], action: str, queue: str) -> _T:
-    """Make a call; raise `ConfigError` if permissions or the queue are missing."""
-    try:
-        return await call
-    except AwsError as error:
-        if error.retryable:
-            raise
-        problem = advice(error, action, queue)
-        if error.is_denied:
-            raise _Denied("", problem) from None
-        if isinstance(answer_to(error), Closed):
-            raise ConfigError("", problem) from None
-        raise _OtherRefusal(problem) from None
