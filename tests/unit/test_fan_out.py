@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 from botocore.exceptions import ClientError
@@ -9,9 +10,8 @@ from tests.faults.doubles import CountingDice, eventually, now_ms, virtual
 from tests.servers.kinesis_model import Refused, modelled
 
 from oncebridge import ConfigError
-from oncebridge.sources.kinesis import fan_out as module
-from oncebridge.sources.kinesis.fan_out import PushedFeed, registered
-from oncebridge.sources.kinesis.shard_feed import FailureBackoff
+from oncebridge.sources.kinesis import shard_feed as module
+from oncebridge.sources.kinesis.shard_feed import PushedFeed, registered
 from oncebridge.sources.kinesis.stream import Position
 
 
@@ -71,14 +71,20 @@ class Sender:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
-    monkeypatch.setattr(module, "_APART_S", 0.0)
+    monkeypatch.setattr(module, "_RENEW_APART_S", 0.0)
     monkeypatch.setattr(module, "_IN_USE_S", 0.3)
 
 
 def feed(*subscriptions, position=None, gone=lambda: None):
     sender = Sender(*subscriptions)
-    pauses = FailureBackoff("calls", "shardId-0", CountingDice(0), gone)
-    return sender, PushedFeed("shardId-0", position or Position(), pauses, consumer=sender)
+    return sender, PushedFeed(
+        stream=SimpleNamespace(name="calls"),
+        shard="shardId-0",
+        position=position or Position(),
+        dice=CountingDice(0),
+        gone=gone,
+        consumer=sender,
+    )
 
 
 async def test_a_subscription_that_is_over_is_taken_out_again_from_where_it_ended():
@@ -139,6 +145,27 @@ async def test_no_more_is_read_than_is_asked_for():
     assert sender.made[0].read <= 3, "what was asked for, and one in hand"
     sent.close()
     await eventually(sender.made[0].is_closed.is_set, 5)
+
+
+async def test_one_that_is_closed_while_kinesis_is_silent_ends_with_its_thread():
+    has_more = threading.Event()
+
+    def silent():
+        has_more.wait(10)
+        yield pushed(1)
+        yield pushed(2)
+
+    sender, sent = feed(silent())
+    waiting = asyncio.create_task(sent.page())
+    await eventually(lambda: sender.made, 5)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    sent.close()
+    assert not sender.made[0].is_closed.is_set()
+    has_more.set()
+    await eventually(sender.made[0].is_closed.is_set, 5)
+    assert sender.made[0].read == 1
 
 
 # --- registering ----------------------------------------------------------------------------

@@ -129,21 +129,21 @@ async def test_a_full_disk_acknowledges_nothing_and_loses_nothing(path):
     async with station(path, runs=False) as one:
         await one.put(*events(10))
         pages = "PRAGMA max_page_count = "
-        await one.spool._file.run(lambda db: db.execute(pages + "8").fetchall())
+        await one.spool.file.run(lambda db: db.execute(pages + "8").fetchall())
         large = event({"large": "x" * 100_000})
         (answer,) = await one.put(large)
         assert (answer.acknowledge, answer.verdict) == (False, None)
         assert answer.retry_after_ms > 0
         assert answer.reason.startswith("spool: ")
         assert on_disk(path) == events(10)
-        await one.spool._file.run(lambda db: db.execute(pages + "100000").fetchall())
+        await one.spool.file.run(lambda db: db.execute(pages + "100000").fetchall())
         assert await one.put(large) == [SPOOLED]
         assert one.spool.depth == 11
 
 
 async def test_a_file_that_cannot_be_written_acknowledges_nothing(path):
     async with station(path, runs=False) as one:
-        await one.spool._file.run(lambda db: db.execute("PRAGMA query_only = 1").fetchall())
+        await one.spool.file.run(lambda db: db.execute("PRAGMA query_only = 1").fetchall())
         (answer,) = await one.put(event())
         assert not answer.acknowledge
         assert on_disk(path) == []
@@ -155,7 +155,7 @@ async def test_a_batch_is_written_wholly_or_not_at_all(path):
             "CREATE TRIGGER refuses BEFORE INSERT ON oncebridge_spool "
             "WHEN new.raw = x'626164' BEGIN SELECT raise(ABORT, 'no'); END"
         )
-        await one.spool._file.run(lambda db: db.execute(refuses).fetchall())
+        await one.spool.file.run(lambda db: db.execute(refuses).fetchall())
         answers = await one.put(b"good", b"bad", b"good too")
         assert len({answer.acknowledge for answer in answers}) == 1
         assert on_disk(path) == []
@@ -266,7 +266,7 @@ async def test_records_that_cannot_be_deleted_come_again_and_are_duplicates(path
     )
     store = path.with_name("store.db")
     async with station(path, store=store, runs=False) as one:
-        await one.spool._file.run(lambda db: db.execute(keeps).fetchall())
+        await one.spool.file.run(lambda db: db.execute(keeps).fetchall())
         await one.put(*events(5))
         one.start()
         await eventually(lambda: len(one.sink.taken) == 5)
@@ -275,7 +275,7 @@ async def test_records_that_cannot_be_deleted_come_again_and_are_duplicates(path
     assert len(on_disk(path)) == 8
     async with station(path, store=store, runs=False) as one:
         assert one.spool.depth == 8
-        await one.spool._file.run(lambda db: db.execute("DROP TRIGGER keeps").fetchall())
+        await one.spool.file.run(lambda db: db.execute("DROP TRIGGER keeps").fetchall())
         one.start()
         await one.empty()
         assert one.sink.seen == []
@@ -287,14 +287,14 @@ async def test_a_spool_that_cannot_be_read_for_a_moment_is_read_again(path, monk
     monkeypatch.setattr(module, "_TRY_AGAIN_S", 0.01)
     async with station(path, runs=False) as one:
         await one.put(*events(5))
-        run, failures = one.spool._file.run, iter(range(3))
+        run, failures = one.spool.file.run, iter(range(3))
 
         async def fails(work):
             if next(failures, None) is not None:
                 raise StoreUnavailable("disk I/O error")
             return await run(work)
 
-        one.spool._file.run = fails
+        one.spool.file.run = fails
         one.start()
         await one.empty()
         assert len(one.sink.taken) == 5

@@ -6,15 +6,14 @@ check that fails reports it; neither affects the others.
 """
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Final
 
 from msgspec import Struct
 
 from oncebridge.base.clock import Clock, system_clock
+from oncebridge.base.threads import run_in_thread
 from oncebridge.check.aws import check_aws
 from oncebridge.check.endpoints import check_endpoints
 from oncebridge.check.files import check_files
@@ -119,26 +118,9 @@ def in_thread(work: Callable[[Checkup], None]) -> Callable[[Checkup], Awaitable[
     """Run *work* in a thread of its own, where it may hang (as on a failed disk)."""
 
     async def check_in(checkup: Checkup) -> None:
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
         found = Checkup()
-
-        def finish(error: BaseException | None) -> None:
-            if not done.done():
-                done.set_result(None) if error is None else done.set_exception(error)
-
-        def run() -> None:
-            problem: BaseException | None = None
-            try:
-                work(found)
-            except Exception as error:  # noqa: BLE001 - raised by the caller
-                problem = error
-            with suppress(RuntimeError):  # the loop is closed: no caller waits
-                loop.call_soon_threadsafe(finish, problem)
-
-        threading.Thread(target=run, name="oncebridge-check", daemon=True).start()
         try:
-            await done
+            await run_in_thread(partial(work, found), "oncebridge-check")
         finally:
             checkup.take(found)
 

@@ -39,8 +39,10 @@ class Inbox(Protocol):
         ...
 
 
-def _always() -> bool:
-    return True
+def backoff_s(failures: int, dice: Dice) -> float:
+    """Return a random pause after so many *failures* before this one: up to 0.5 s, 1 s … 30 s."""
+    longest: float = min(0.5 * 2.0 ** min(failures, 10), 30.0)
+    return longest * (1 + dice.fraction()) / 2
 
 
 class Host(Struct, frozen=True):
@@ -52,7 +54,7 @@ class Host(Struct, frozen=True):
     batch: int
     clock: Clock
     dice: Dice
-    is_open: Callable[[], bool] = _always
+    is_open: Callable[[], bool] = lambda: True
     """True once the store is open; it may become available later than the source."""
     context: TraceparentReader | None = None
     """If events are traced: reads their trace headers; see `oncebridge.events.trace_context`."""

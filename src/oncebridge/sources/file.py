@@ -10,13 +10,10 @@ there when it is started again, if the file is still the same up to there.
 import asyncio
 import logging
 import os
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, BinaryIO, ClassVar, Self, TypeVar
+from typing import Annotated, BinaryIO, ClassVar, Self
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +21,7 @@ from msgspec import Struct
 from oncebridge.base.clock import wait_until_set
 from oncebridge.base.line_files import file_path
 from oncebridge.base.options import Doc
+from oncebridge.base.threads import run_in_thread
 from oncebridge.engine.router import RouterAnswer
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.events.event import Unreadable
@@ -32,7 +30,6 @@ from oncebridge.sources.api import Host
 from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
 from oncebridge.sources.pump import Pump, SourceRecord
 
-_T = TypeVar("_T")
 _Place = tuple[int, int]  # the position after a record, and its last line
 _log = logging.getLogger("oncebridge")
 
@@ -136,7 +133,8 @@ class FileSource:
     # --- reading -----------------------------------------------------------------------
 
     async def _take(self) -> list[SourceRecord[_Place | None]] | None:
-        records = await _in_thread(partial(self._records.read, self._host.batch, _BATCH_BYTES))
+        read = partial(self._records.read, self._host.batch, _BATCH_BYTES)
+        records = await run_in_thread(read, "oncebridge-file")
         # The position is recorded for whole batches: each save releases the claim for a moment.
         return [_record_of(record, is_last=record is records[-1]) for record in records] or None
 
@@ -222,23 +220,3 @@ def _record_of(record: RawRecord, *, is_last: bool) -> SourceRecord[_Place | Non
 
 def _digest(text: bytes) -> str:
     return blake2b(text, digest_size=16).hexdigest()
-
-
-async def _in_thread(work: Callable[[], _T]) -> _T:
-    """
-    Run blocking work in a daemon thread.
-
-    A read from a terminal or a pipe ends when something is written there; a process that is
-    stopped must not depend on that.
-    """
-    result: Future[_T] = Future()
-    result.set_running_or_notify_cancel()  # so that it is not cancelled with the caller
-
-    def body() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised to the caller
-            result.set_exception(error)
-
-    threading.Thread(target=body, name="oncebridge-file", daemon=True).start()
-    return await asyncio.wrap_future(result)

@@ -234,7 +234,12 @@ class Pump(Generic[_H]):
         else:
             record.events = (self._router.read(raw),)
         if origin:
-            record.events = [_with_origin(event, origin) for event in record.events]
+            record.events = [
+                replace(event, message=f"{origin}: {event.message}")
+                if isinstance(event, Unreadable)
+                else event
+                for event in record.events
+            ]
 
     def _enqueue(self, records: Sequence[SourceRecord[_H]]) -> None:
         if self._is_stopped:
@@ -322,14 +327,13 @@ class Pump(Generic[_H]):
         """Wait until there is room for more and a route accepts events; False: read nothing more."""
         while not self._is_stopped and self._error is None:
             unavailable_s = self._router.unavailable_s()
-            if unavailable_s or not may_take():
-                look_s = _look_again_s(unavailable_s)
-            elif self._has_room():
+            may_read = not unavailable_s and may_take()
+            if may_read and self._has_room():
                 return True
-            else:
-                look_s = None
             self._room_made.clear()
-            await wait_until_set(self._room_made, look_s)
+            await wait_until_set(
+                self._room_made, None if may_read else _look_again_s(unavailable_s)
+            )
         return False
 
     def _has_room(self) -> bool:
@@ -520,22 +524,15 @@ class Pump(Generic[_H]):
         self._bytes -= record.size
         self._retrying -= bool(record.retries)
         if not self._in_order:
-            self._tell(record, answer)
+            tell(self._answered, record.handle, answer)
         else:
             # Only the places of records behind an unfinished one are kept, not their payloads.
             record.answer = RouterAnswer(answer.acknowledge, answer.verdict)
             record.raw, record.events = b"", ()
             while self._untold and (first := self._untold[0]).answer is not None:
                 self._untold.popleft()
-                self._tell(first, first.answer)
+                tell(self._answered, first.handle, first.answer)
         self._make_room()
-
-    def _tell(self, record: SourceRecord[_H], answer: RouterAnswer) -> None:
-        try:
-            self._answered(record.handle, answer)
-        except Exception as error:  # noqa: BLE001 - a source may raise anything
-            # Its type only: the text of an exception may quote the event.
-            _log.error("oncebridge.answer_failed", extra={"error": type(error).__name__})
 
     def _make_room(self) -> None:
         if not self._room_made.is_set() and self._has_room():
@@ -574,7 +571,7 @@ class Pump(Generic[_H]):
             kept.clear()
         self._bytes = self._retrying = 0
         for record in rest:
-            self._tell(record, self._left_over)
+            tell(self._answered, record.handle, self._left_over)
 
     @staticmethod
     def _now() -> float:
@@ -637,14 +634,17 @@ class PumpInbox:
         await self._pump.aclose(within_s)
 
 
+def tell(answered: Callable[[_H, RouterAnswer], None], handle: _H, answer: RouterAnswer) -> None:
+    """Call a source back, which may raise anything."""
+    try:
+        answered(handle, answer)
+    except Exception as error:  # noqa: BLE001
+        # Its type only: the text of an exception may quote the event.
+        _log.error("oncebridge.answer_failed", extra={"error": type(error).__name__})
+
+
 def _look_again_s(unavailable_s: float) -> float:
     return min(max(unavailable_s, 0.1), 1.0)
-
-
-def _with_origin(event: Event | Unreadable, origin: str) -> Event | Unreadable:
-    if isinstance(event, Unreadable):
-        return replace(event, message=f"{origin}: {event.message}")
-    return event
 
 
 def _log_unexpected(what: str, error: Exception) -> None:

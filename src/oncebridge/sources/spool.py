@@ -27,7 +27,7 @@ from oncebridge.base.private_files import open_private
 from oncebridge.engine.router import OnAnswer, RouterAnswer
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
 from oncebridge.sources.api import Host, Source
-from oncebridge.sources.pump import Pump, SourceRecord
+from oncebridge.sources.pump import Pump, SourceRecord, tell
 from oncebridge.stores.sqlite.database import Disk, SQLiteFile, transaction, wal_limit
 
 _log = logging.getLogger("oncebridge")
@@ -98,7 +98,7 @@ class Spool(Source):
     def __init__(self, path: str | Path, max_bytes: int | None = None) -> None:
         self._path = Path(path)
         self._max_bytes = max_bytes
-        self._file = SQLiteFile(path, name="spool", version=1, schema=_SCHEMA)
+        self.file = SQLiteFile(path, name="spool", version=1, schema=_SCHEMA)
         self._lock: IO[bytes] | None = None
         self._waiting: deque[tuple[bytes, int, OnAnswer]] = deque()
         """Records to write, each with its number in the request and the callback of that."""
@@ -122,10 +122,6 @@ class Spool(Source):
         self.depth = 0
         """The number of records in the spool."""
 
-    @property
-    def file(self) -> SQLiteFile:
-        return self._file
-
     # --- the inbox ---------------------------------------------------------------------
 
     def put(self, raws: Sequence[bytes], answered: OnAnswer) -> None:
@@ -147,13 +143,7 @@ class Spool(Source):
                 batch = self._next_batch()
                 answer = await self._insert([raw for raw, _, _ in batch])
                 for _, at, answered in batch:
-                    try:
-                        answered(at, answer)
-                    except Exception as error:  # noqa: BLE001 - a source may raise anything
-                        # Its type only: the text of an exception may quote the event.
-                        _log.error(
-                            "oncebridge.answer_failed", extra={"error": type(error).__name__}
-                        )
+                    tell(answered, at, answer)
         finally:
             self._writer = None
 
@@ -177,7 +167,7 @@ class Spool(Source):
                 db.executemany("INSERT INTO oncebridge_spool (raw) VALUES (?)", rows)
 
         try:
-            await self._file.run(insert)
+            await self.file.run(insert)
         except StoreError as error:
             problem = self._note_failure(error, size, refused=len(raws))
             reason = f"spool: {problem.what}"
@@ -241,7 +231,7 @@ class Spool(Source):
                 await asyncio.sleep(_TRY_AGAIN_S)
                 try:
                     await self._delete()
-                    await self._file.run(self._try_to_write)
+                    await self.file.run(self._try_to_write)
                 except StoreError as error:
                     self._note_failure(error, self._needed)
                 else:
@@ -266,7 +256,7 @@ class Spool(Source):
         self._batch = host.batch
         log = wal_limit(self._path)
         self._batch_bytes, self._reserve = min(_BATCH_BYTES, log), _LOGS_IN_RESERVE * log
-        self.depth = await self._file.run(
+        self.depth = await self.file.run(
             lambda db: db.execute("SELECT count(*) FROM oncebridge_spool").fetchone()[0]
         )
         self._pump = Pump(host.router, self._on_answer, batch=host.batch)
@@ -287,7 +277,7 @@ class Spool(Source):
         if self._prober is not None:
             self._prober.cancel()
             await asyncio.wait([self._prober])
-        await self._file.aclose()
+        await self.file.aclose()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -297,7 +287,7 @@ class Spool(Source):
         most, after = self._batch, self._taken
         self._filled.clear()
         try:
-            rows = await self._file.run(lambda db: _take_rows(db.execute(_TAKE, (after, most))))
+            rows = await self.file.run(lambda db: _take_rows(db.execute(_TAKE, (after, most))))
         except StoreUnavailable as error:
             _log.warning("oncebridge.spool_is_away", extra={"error": str(error)})
             await asyncio.sleep(_TRY_AGAIN_S)
@@ -334,7 +324,7 @@ class Spool(Source):
                 db.executemany("DELETE FROM oncebridge_spool WHERE number = ?", rows)
 
         try:
-            await self._file.run(delete)
+            await self.file.run(delete)
         except BaseException:
             self._undeleted += numbers
             raise

@@ -43,7 +43,6 @@ from oncebridge.sources.http.openapi import describe
 _log = logging.getLogger("oncebridge")
 _TRACEPARENT = NAME.encode()
 _OVERDUE_CHECK_S = 0.1
-_IN_PROGRESS = "still in progress"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -123,7 +122,6 @@ class HttpSource(Source):
         self._foreign = 0  # requests of other sites refused since the last log line
         self._foreign_logged = -math.inf
         self._host: Host
-        self._context: TraceparentReader | None = None
         self._server: Server | None = None
         self._openapi = b""
         self._answer_s = options.answer_within.total_seconds()
@@ -177,7 +175,6 @@ class HttpSource(Source):
     async def open(self, host: Host) -> None:
         options = self._options
         self._host = host
-        self._context = host.context
         self._now = asyncio.get_running_loop().time  # asking for the loop is a system call in 3.11
         self._guard = RequestAuthenticator(options, host.clock)
         self._openapi = _encode(describe(self._path, options, __version__))
@@ -328,7 +325,8 @@ class HttpSource(Source):
         except BadGzip:
             records = [body]  # as it arrived: it goes to the dead letters
         is_one = len(records) == 1 and len(records[0].strip()) == len(body.strip())
-        if self._context is not None and (context := _context(request, self._context)):
+        read = self._host.context
+        if read is not None and (context := _context(request, read)):
             records = [BytesWithContext.of(raw, context) for raw in records]
         pending.expect(len(records), is_one=is_one)
         self._host.inbox.put(records, pending.take)
@@ -453,12 +451,15 @@ def _response(answers: Sequence[RouterAnswer | None], *, is_one: bool) -> Respon
 
 def _result(answer: RouterAnswer | None) -> dict[str, Any]:
     if answer is None:
-        return {"status": 503, "reason": _IN_PROGRESS, "retry_after": 2}
+        return {"status": 503, "reason": "still in progress", "retry_after": 2}
+    if answer.acknowledge and answer.verdict is None:
+        return {"status": 202, "spooled": True}
+    result: dict[str, Any] = {"status": 200}
+    if not answer.acknowledge:
+        wait = max(math.ceil(answer.retry_after_ms / 1000), 1)
+        result = {"status": 503, "reason": answer.reason, "retry_after": wait}
     if answer.verdict is None:
-        if answer.acknowledge:
-            return {"status": 202, "spooled": True}
-        return _retry_result(answer)
-    result: dict[str, Any] = {"status": 200} if answer.acknowledge else _retry_result(answer)
+        return result
     result["verdict"] = answer.verdict
     if len(answer.outcomes) > 1:
         result["routes"] = {name: _route_result(outcome) for name, outcome in answer.outcomes}
@@ -473,11 +474,6 @@ def _result(answer: RouterAnswer | None) -> dict[str, Any]:
 def _route_result(outcome: Outcome) -> dict[str, str]:
     found = {"verdict": outcome.verdict, "rule": outcome.rule, "key": outcome.key.hex()}
     return found | ({"reason": outcome.reason} if outcome.reason else {})
-
-
-def _retry_result(answer: RouterAnswer) -> dict[str, Any]:
-    wait = max(math.ceil(answer.retry_after_ms / 1000), 1)
-    return {"status": 503, "reason": answer.reason, "retry_after": wait}
 
 
 def _tls(options: HttpSourceOptions) -> ssl.SSLContext | None:

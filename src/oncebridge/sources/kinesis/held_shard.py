@@ -23,7 +23,7 @@ from oncebridge.sources.api import Host
 from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
 from oncebridge.sources.kinesis.shard_feed import ShardFeed
 from oncebridge.sources.kinesis.shards import END, ShardProgress
-from oncebridge.sources.kinesis.stream import KinesisRecord, KinesisStream, RecordPage, Shard
+from oncebridge.sources.kinesis.stream import KinesisRecord, RecordPage
 from oncebridge.sources.pump import Pump, SourceRecord
 
 _log = logging.getLogger("oncebridge")
@@ -57,26 +57,21 @@ class KinesisTimings(Struct, frozen=True):
 
 class HeldShard:
     """
-    Reads *shard* from *feed*, from the position *taken* that *checkpoint* had.
+    Reads a shard from *feed*, from the position *taken* that *checkpoint* had.
 
     Kinesis keeps its records for *retention*.
     """
 
     def __init__(
         self,
-        shard: Shard,
+        feed: ShardFeed,
         host: Host,
         *,
-        stream: KinesisStream,
-        feed: ShardFeed,
         checkpoint: Checkpoint,
         taken: ShardProgress,
-        worker: str,
         retention: timedelta,
         times: KinesisTimings,
     ) -> None:
-        self.behind_ms = 0
-        """The age of the oldest record that is not read yet."""
         self.is_ended = False
         """True if the shard is read to its end, and the checkpoint says so."""
         self.is_leaving = False
@@ -84,14 +79,12 @@ class HeldShard:
         """Runs `run`."""
         self._feed = feed
         self._checkpoint = checkpoint
-        self._place = replace(taken, by=worker)
-        self._clock = stream.clock.now_ms
+        self._place = taken
+        self._clock = feed.stream.clock.now_ms
         self._retention_ms = ms(retention)
         self._times = times
-        self._fields: dict[str, str | int] = {"stream": stream.name, "shard": shard.id}
         self._taken = int(taken.number or -1)
         self._at_end = False
-        self._over = asyncio.Event()
         self._warned_ms = 0
         self._pump = Pump(
             host.router,
@@ -111,16 +104,15 @@ class HeldShard:
     async def run(self) -> None:
         """Read until the end of the shard, until `stop`, or until another worker takes it over."""
         self._warn_if_records_expired()
-        save_s = self._times.save.total_seconds()
-        keeping = asyncio.create_task(
-            self._checkpoint.keep(self._write_place, self._over, every_s=save_s)
-        )
+        save_s, over = self._times.save.total_seconds(), asyncio.Event()
+        place = lambda: self._place.write()  # noqa: E731, PLW0108 - `_place` is replaced
+        keeping = asyncio.create_task(self._checkpoint.keep(place, over, every_s=save_s))
         keeping.add_done_callback(self._on_not_kept)
         try:
             await self._pump.run(self._take)
         finally:
             self._feed.close()
-            self._over.set()
+            over.set()
             (failure,) = await asyncio.gather(keeping, return_exceptions=True)
         # Not after a cancellation: then the lease ends by itself.
         if failure is None:
@@ -132,7 +124,7 @@ class HeldShard:
         """Read nothing more: the checkpoint is not kept any more."""
         self._pump.stop()
         if not keeping.cancelled() and isinstance(keeping.exception(), CheckpointTaken):
-            _log.warning("oncebridge.shard_taken_by_another", extra=self._fields)
+            _log.warning("oncebridge.shard_taken_by_another", extra=self._feed.fields)
 
     # --- reading -----------------------------------------------------------------------
 
@@ -149,7 +141,6 @@ class HeldShard:
         return [item for record in page.records if (item := self._take_record(record))]
 
     def _record_progress(self, page: RecordPage) -> None:
-        self.behind_ms = page.behind_ms
         now_ms = self._clock()
         is_idle = not page.behind_ms and not page.records and not self._pump.untold
         if is_idle and now_ms - self._place.at_ms >= _REFRESH_MS:
@@ -157,7 +148,7 @@ class HeldShard:
         if page.behind_ms > self._retention_ms / 2 and now_ms - self._warned_ms > _WARN_EVERY_MS:
             self._warned_ms = now_ms
             behind = {"behind_s": page.behind_ms // 1000, "kept_s": self._retention_ms // 1000}
-            _log.warning("oncebridge.shard_is_far_behind", extra={**self._fields, **behind})
+            _log.warning("oncebridge.shard_is_far_behind", extra={**self._feed.fields, **behind})
 
     def _take_record(self, record: KinesisRecord) -> SourceRecord[_Place] | None:
         """Return a record, or None if it was read before; numbers are compared as numbers."""
@@ -168,7 +159,7 @@ class HeldShard:
         raw: bytes | Unreadable = record.data
         if record.data.startswith(_AGGREGATED):
             raw = Unreadable(record.data, "not-json", _IS_AGGREGATED)
-        place = (record.sequence_number, record.arrived_ms)
+        place = (record.sequence_number, round(record.approximate_arrival_timestamp * 1000))
         return SourceRecord(place, raw, record.partition_key)
 
     def _on_answer(self, place: _Place, answer: RouterAnswer) -> None:
@@ -178,9 +169,6 @@ class HeldShard:
 
     # --- the checkpoint ----------------------------------------------------------------
 
-    def _write_place(self) -> bytes:
-        return self._place.write()
-
     async def _release_checkpoint(self) -> None:
         """Save the position and release the checkpoint."""
         is_through = self._pump.is_through
@@ -188,24 +176,23 @@ class HeldShard:
         for tries_left in reversed(range(_LEAVE_TRIES)):
             try:
                 await self._checkpoint.release(place.write())
+                break
             except CheckpointTaken:
                 return
             except StoreError as error:
                 if not tries_left:
                     # Another worker reads some events again, and finds duplicates.
-                    fields = {**self._fields, "error": str(error)}
+                    fields = {**self._feed.fields, "error": str(error)}
                     _log.warning("oncebridge.place_not_saved", extra=fields)
                     return
-                await asyncio.sleep(self._times.save.total_seconds())
-            else:
-                self.is_ended = is_through
-                what = "oncebridge.shard_ended" if is_through else "oncebridge.shard_given_back"
-                _log.info(what, extra=self._fields)
-                return
+            await asyncio.sleep(self._times.save.total_seconds())
+        self.is_ended = is_through
+        what = "oncebridge.shard_ended" if is_through else "oncebridge.shard_given_back"
+        _log.info(what, extra=self._feed.fields)
 
     def _warn_if_records_expired(self) -> None:
         """Log an error if the shard was not read for longer than Kinesis keeps records."""
         away_ms = self._clock() - self._place.at_ms
         if self._place.at_ms and away_ms > self._retention_ms:
             away = {"away_s": away_ms // 1000, "kept_s": self._retention_ms // 1000}
-            _log.error("oncebridge.records_may_be_lost", extra={**self._fields, **away})
+            _log.error("oncebridge.records_may_be_lost", extra={**self._feed.fields, **away})

@@ -128,15 +128,13 @@ class Roster:
         self.now_ms = 0
         """The store's time at the last renewal."""
 
-    async def renew(self, start_ms: int, *, has_news: bool = False) -> None:
-        """Renew this worker's entry and read the others; *start_ms* is for a new group."""
-        await self._edit(start_ms, stays=True, has_news=has_news)
-
     async def leave(self) -> None:
         """Remove this worker's entry."""
-        await self._edit(self.start_ms or 0, stays=False)
+        await self.renew(self.start_ms or 0, stays=False)
 
-    async def _edit(self, start_ms: int, *, stays: bool, has_news: bool = False) -> None:
+    async def renew(self, start_ms: int, *, has_news: bool = False, stays: bool = True) -> None:
+        """Renew this worker's entry and read the others; *start_ms* is for a new group."""
+
         def changed(memo: bytes, now_ms: int) -> bytes:
             self.now_ms = now_ms
             found = self._current(memo, start_ms)

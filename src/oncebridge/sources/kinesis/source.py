@@ -19,6 +19,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
+from msgspec.structs import replace
+
 from oncebridge.aws.client import AwsError, NotSent, Unclear
 from oncebridge.aws.options import AwsOptions
 from oncebridge.base.clock import ms, wait_until_set
@@ -26,9 +28,14 @@ from oncebridge.base.options import Doc
 from oncebridge.errors import ConfigError, OncebridgeError, StoreError
 from oncebridge.sources.api import Host, Source
 from oncebridge.sources.checkpoint import Checkpoint, CheckpointTaken
-from oncebridge.sources.kinesis.fan_out import FanOutConsumer, PushedFeed, registered
 from oncebridge.sources.kinesis.held_shard import HeldShard, KinesisTimings
-from oncebridge.sources.kinesis.shard_feed import FailureBackoff, PolledFeed, ShardFeed
+from oncebridge.sources.kinesis.shard_feed import (
+    FanOutConsumer,
+    PolledFeed,
+    PushedFeed,
+    ShardFeed,
+    registered,
+)
 from oncebridge.sources.kinesis.shards import (
     Roster,
     ShardProgress,
@@ -121,11 +128,6 @@ class KinesisSource(Source):
         """The shards that this worker reads now, by their ids."""
         return tuple(shard.id for shard in sorted(self._held))
 
-    @property
-    def behind_ms(self) -> int:
-        """How far this worker is behind, in the shard where that is most."""
-        return max([held.behind_ms for held in self._held.values()], default=0)
-
     # --- the life of a source ----------------------------------------------------------
 
     async def open(self, host: Host) -> None:
@@ -134,12 +136,12 @@ class KinesisSource(Source):
         self._worker = f"{socket.gethostname()}-{os.getpid()}-{token.hex()[-12:]}"
         try:
             await self._get_ready()
-        except (NotSent, Unclear) as error:
-            self._log_failure("describe", str(error))  # it may become available later
-        except AwsError as error:
-            if not (error.retryable or error.code == "ResourceInUseException"):
+        except (AwsError, NotSent, Unclear) as error:
+            if isinstance(error, AwsError) and not (
+                error.retryable or error.code == "ResourceInUseException"
+            ):
                 raise ConfigError("source", f"Kinesis refused the request: {error}") from None
-            self._log_failure("describe", str(error))
+            self._log_failure("describe", str(error))  # it may become available later
 
     async def run(self) -> None:
         try:
@@ -293,7 +295,7 @@ class KinesisSource(Source):
         if self._searched_s < self._listed_s or len(active) < self._share():
             free = await self._find_free()
         for shard in surplus(active, self._share()):
-            self._held[shard].leave()
+            active[shard].leave()
         wanted = self._share() - len(active)
         for shard in choose(free, max(wanted, 0), self._roster.workers, self._worker):
             if self._stopping.is_set():
@@ -335,13 +337,10 @@ class KinesisSource(Source):
             return
         assert self._summary is not None  # noqa: S101 - or nothing is listed
         held = HeldShard(
-            shard,
+            self._make_feed(shard, place.position(self._roster.start_ms or 0)),
             self._host,
-            stream=self._stream,
-            feed=self._make_feed(shard, place.position(self._roster.start_ms or 0)),
             checkpoint=checkpoint,
-            taken=place,
-            worker=self._worker,
+            taken=replace(place, by=self._worker),
             retention=self._summary.retention,
             times=self._times,
         )
@@ -351,11 +350,11 @@ class KinesisSource(Source):
         _log.info("oncebridge.shard_taken", extra={"stream": self._stream.name, "shard": shard.id})
 
     def _make_feed(self, shard: Shard, position: Position) -> ShardFeed:
-        pauses = FailureBackoff(self._stream.name, shard.id, self._host.dice, self._list_soon)
+        at: dict[str, Any] = {"stream": self._stream, "shard": shard.id, "position": position}
+        at |= {"dice": self._host.dice, "gone": self._list_soon}
         if self._consumer is not None:
-            return PushedFeed(shard.id, position, pauses, consumer=self._consumer)
-        poll_s = self._options.poll.total_seconds()
-        return PolledFeed(shard.id, position, pauses, stream=self._stream, poll_s=poll_s)
+            return PushedFeed(consumer=self._consumer, **at)
+        return PolledFeed(poll_s=self._options.poll.total_seconds(), **at)
 
     def _checkpoint(self, shard: Shard) -> Checkpoint:
         assert self._summary is not None  # noqa: S101 - or nothing is listed

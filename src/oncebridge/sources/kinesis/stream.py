@@ -44,10 +44,6 @@ class KinesisRecord(Struct, frozen=True, rename="pascal", gc=False):
     data: bytes
     approximate_arrival_timestamp: float = 0.0
 
-    @property
-    def arrived_ms(self) -> int:
-        return round(self.approximate_arrival_timestamp * 1000)
-
 
 class RecordPage(
     Struct,
@@ -67,11 +63,13 @@ class Position(Struct, frozen=True):
     after: str = ""
     at_ms: int = 0
 
-    @property
-    def kind(self) -> str:
+    def asked(self, kind: str, number: str) -> dict[str, Any]:
+        """Return the fields of a request, in which *kind* and *number* have these names."""
         if self.after:
-            return "AFTER_SEQUENCE_NUMBER"
-        return "AT_TIMESTAMP" if self.at_ms else "TRIM_HORIZON"
+            return {kind: "AFTER_SEQUENCE_NUMBER", number: self.after}
+        if self.at_ms:
+            return {kind: "AT_TIMESTAMP", "Timestamp": self.at_ms / 1000}
+        return {kind: "TRIM_HORIZON"}
 
 
 class StreamSummary(
@@ -92,10 +90,6 @@ class ConsumerInfo(Struct, frozen=True, rename={"arn": "ConsumerARN", "status": 
 
     arn: str
     status: str = ""
-
-    @property
-    def is_active(self) -> bool:
-        return self.status == "ACTIVE"
 
 
 class KinesisStream:
@@ -162,12 +156,10 @@ class KinesisStream:
 
     async def iterator(self, shard: str, position: Position) -> str:
         """Return an iterator to read a shard from *position*."""
-        asked: dict[str, Any] = {"ShardId": shard, "ShardIteratorType": position.kind}
-        if position.after:
-            asked["StartingSequenceNumber"] = position.after
-        elif position.at_ms:
-            asked["Timestamp"] = position.at_ms / 1000
-        return await self._call("GetShardIterator", asked, str, "ShardIterator")
+        start = position.asked("ShardIteratorType", "StartingSequenceNumber")
+        return await self._call(
+            "GetShardIterator", {"ShardId": shard, **start}, str, "ShardIterator"
+        )
 
     async def read(self, iterator: str, limit: int) -> RecordPage:
         """Return up to *limit* records; an empty page is not the end."""

@@ -10,9 +10,8 @@ duplicate, and one that is not returned becomes visible when its visibility time
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from itertools import count
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
@@ -36,7 +35,7 @@ _OVER_AFTER_S: Final = 5.0
 _NOT_DELETED: Final = "oncebridge.messages_not_deleted"
 
 
-class _ReceivedMessage(Struct, eq=False):
+class ReceivedMessage(Struct, eq=False):
     """A message that is being processed."""
 
     id: str
@@ -52,7 +51,7 @@ class _ReceivedMessage(Struct, eq=False):
         return max(int(self.received_at + LONGEST_S - now), 0)
 
 
-_Hiding = tuple[_ReceivedMessage, int]  # a message, and after how many seconds it becomes visible
+_Hiding = tuple[ReceivedMessage, int]  # a message, and after how many seconds it is visible
 
 
 class ReceivedMessages:
@@ -62,15 +61,12 @@ class ReceivedMessages:
         self._queue = queue
         self._visibility_s = visibility_s
         self._dice = dice
-        self._places = count(1)
-        self._held: dict[int, _ReceivedMessage] = {}
-        self._by_id: dict[str, _ReceivedMessage] = {}
+        self._held: dict[str, ReceivedMessage] = {}
         self._failure_logs: dict[str, FailureLog] = {}
         self._extending = asyncio.Lock()
-        self._final: list[int] = []  # messages that are about to be deleted
+        self._final: list[ReceivedMessage] = []  # about to be deleted
         self._lingering: asyncio.TimerHandle | None = None
-        self._back: list[tuple[int, int]] = []
-        """Messages that are about to be returned, and after how many seconds they are visible."""
+        self._back: list[_Hiding] = []  # about to be returned
         self._calls: set[asyncio.Task[None]] = set()
         self._unlogged: Counter[str] = Counter()
         """Failures by the number of messages, to be logged from time to time."""
@@ -78,26 +74,17 @@ class ReceivedMessages:
     def __len__(self) -> int:
         return len(self._held)
 
-    def take(self, message: Message, now: float) -> int | None:
-        """Add a message and return its number; None if it was received before."""
-        held = self._by_id.get(message.message_id)
-        place = None
-        if held is None:
-            held = self._by_id[message.message_id] = _ReceivedMessage(message.message_id)
-            place = next(self._places)
-            self._held[place] = held
+    def take(self, message: Message, now: float) -> ReceivedMessage | None:
+        """Add a message and return it; None if it was received before."""
+        known = self._held.get(message.message_id)
+        held = known or ReceivedMessage(message.message_id)
+        self._held[held.id] = held
         # Only the latest handle is guaranteed to delete it.
         held.handle = message.receipt_handle
         held.received_at = now
         held.until = now + self._visibility_s
         held.is_hidden = True
-        return place
-
-    def _forget(self, places: Iterable[int]) -> None:
-        for place in places:
-            held = self._held.pop(place, None)
-            if held is not None:
-                del self._by_id[held.id]
+        return None if known else held
 
     async def settle(self) -> None:
         """Wait until all final messages are deleted or returned, or given up."""
@@ -112,7 +99,7 @@ class ReceivedMessages:
         await self.settle()
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
-                await self._return([(place, 0) for place in self._held])
+                await self._return([(held, 0) for held in self._held.values()])
         self._log_counts()
 
     def _log_counts(self) -> None:
@@ -152,7 +139,7 @@ class ReceivedMessages:
             elif not failure.is_transient:
                 self._mark_visible(held)  # it is visible again
 
-    def _mark_visible(self, held: _ReceivedMessage) -> None:
+    def _mark_visible(self, held: ReceivedMessage) -> None:
         # Other receivers may get it from now on; the claim in the store decides.
         held.is_hidden = False
         self._unlogged["oncebridge.messages_not_hidden"] += 1
@@ -166,17 +153,17 @@ class ReceivedMessages:
 
     # --- deleting and returning ------------------------------------------------------------
 
-    def delete(self, place: int) -> None:
-        """Delete a message, by its number, soon: together with others if there are any."""
-        self._final.append(place)
+    def delete(self, held: ReceivedMessage) -> None:
+        """Delete a message soon: together with others if there are any."""
+        self._final.append(held)
         if len(self._final) < MOST_ENTRIES:
             self._start_calls_soon()
         else:
             self._start_calls()
 
-    def return_to_queue(self, place: int, seconds: int) -> None:
-        """Return a message to the queue, by its number, visible after so many seconds."""
-        self._back.append((place, seconds))
+    def return_to_queue(self, held: ReceivedMessage, seconds: int) -> None:
+        """Return a message to the queue, visible after so many seconds."""
+        self._back.append((held, seconds))
         self._start_calls_soon()
 
     def _start_calls_soon(self) -> None:
@@ -200,54 +187,47 @@ class ReceivedMessages:
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 
-    async def _return(self, pairs: Sequence[tuple[int, int]]) -> None:
+    async def _return(self, back: Sequence[_Hiding]) -> None:
         now = asyncio.get_running_loop().time()
-        changes = []
-        for place, seconds in pairs:
-            held = self._held[place]
-            changes.append((held, min(seconds, held.longest_s(now))))
-        self._forget([place for place, _ in pairs])
+        changes = [(held, min(seconds, held.longest_s(now))) for held, seconds in back]
+        for held, _ in back:
+            del self._held[held.id]
         async with self._extending:
             pass  # a running call would hide them again
         # Those that cannot be returned become visible when their visibility timeout ends.
-        await self._retried(
-            self._hide_once, changes, _TRIES // 2, "oncebridge.messages_not_given_back"
-        )
+        await self._retried(self._hide, changes, _TRIES // 2, "oncebridge.messages_not_given_back")
 
-    async def _hide_once(self, changes: Sequence[_Hiding]) -> list[_Hiding]:
-        """Set when messages become visible; return those to retry."""
-        pairs = zip(changes, await self._hide(changes), strict=True)
-        return [change for change, failure in pairs if failure and failure.is_transient]
-
-    async def _delete(self, places: list[int]) -> None:
+    async def _delete(self, final: list[ReceivedMessage]) -> None:
         # Those that cannot be deleted are redelivered, and found to be duplicates.
-        self._forget(await self._retried(self._delete_once, places, _TRIES, _NOT_DELETED))
+        for held in await self._retried(self._delete_once, final, _TRIES, _NOT_DELETED):
+            del self._held[held.id]
+
+    async def _delete_once(self, final: Sequence[ReceivedMessage]) -> list[Failure | None]:
+        handles = [held.handle for held in final]
+        answers = await self._in_tens(self._queue.delete, handles, "DeleteMessage")
+        for held, failure in zip(final, answers, strict=True):
+            if failure is None or not failure.is_transient:
+                self._unlogged[_NOT_DELETED] += failure is not None
+                del self._held[held.id]
+        return answers
 
     async def _retried(
-        self, call: Callable[[list[_T]], Awaitable[list[_T]]], left: list[_T], tries: int, log: str
+        self,
+        call: Callable[[list[_T]], Awaitable[list[Failure | None]]],
+        left: list[_T],
+        tries: int,
+        log: str,
     ) -> list[_T]:
-        """Make *call* until it returns nothing to retry; return, and count for *log*, what is left."""
+        """Make *call* until all is done or refused; return, and count for *log*, what is left."""
         pause_s = _TRY_AGAIN_S
         for _ in range(tries):
-            left = await call(left)
+            pairs = zip(left, await call(left), strict=True)
+            left = [entry for entry, failure in pairs if failure and failure.is_transient]
             if not left:
                 break
             await asyncio.sleep(pause_s * (1 + self._dice.fraction()))
             pause_s *= 2
         self._unlogged[log] += len(left)
-        return left
-
-    async def _delete_once(self, places: Sequence[int]) -> list[int]:
-        """Delete messages; return those to retry."""
-        handles = [self._held[place].handle for place in places]
-        answers = await self._in_tens(self._queue.delete, handles, "DeleteMessage")
-        left = []
-        for place, failure in zip(places, answers, strict=True):
-            if failure is not None and failure.is_transient:
-                left.append(place)
-            else:
-                self._unlogged[_NOT_DELETED] += failure is not None
-                self._forget([place])
         return left
 
     # --- calls -------------------------------------------------------------------------------

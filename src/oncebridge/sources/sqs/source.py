@@ -29,16 +29,15 @@ from oncebridge.events.trace_context import NAME as TRACEPARENT
 from oncebridge.events.trace_context import XRAY_ATTRIBUTE, BytesWithContext
 from oncebridge.sinks.api import Closed
 from oncebridge.sinks.aws.answers import answer_to
-from oncebridge.sources.api import Host, Source, TraceparentReader
+from oncebridge.sources.api import Host, Source, TraceparentReader, backoff_s
 from oncebridge.sources.pump import Pump, Retry, SourceRecord
-from oncebridge.sources.sqs.receiver import LONGEST_S, FailureLog, ReceivedMessages
+from oncebridge.sources.sqs.receiver import LONGEST_S, FailureLog, ReceivedMessage, ReceivedMessages
 
 _T = TypeVar("_T")
 _log = logging.getLogger("oncebridge")
 
 _MOST_BYTES: Final = 64 * 1024 * 1024
 _LEAVE_S: Final = 1.0
-_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 SPARE_RECEIVES: Final = 5
 """Receives in addition to the attempts: a message that another worker holds is returned."""
 _NO_HANDLE: Final = "oncebridge-tries-its-rights"
@@ -82,8 +81,8 @@ class SqsSource(Source):
         self._failures = FailureLog("ReceiveMessage", address.name)
         self._host: Host
         self._received: ReceivedMessages
-        self._pump: Pump[int] | None = None
-        self._first: list[SourceRecord[int]] = []  # messages received by the check of permissions
+        self._pump: Pump[ReceivedMessage] | None = None
+        self._first: list[SourceRecord[ReceivedMessage]] = []  # from the check of permissions
         self._is_stopping = False
 
     @classmethod
@@ -160,7 +159,7 @@ class SqsSource(Source):
         """Warn about settings of the queue that do not fit ours."""
         queue: dict[str, Any] = {"queue": self._queue.name}
         try:
-            found = await _allowed(self._queue.settings(), "GetQueueAttributes", self._queue.name)
+            found = await self._allowed(self._queue.settings(), "GetQueueAttributes")
         except _Denied as denied:
             _log.info("oncebridge.queue_settings_unknown", extra={**queue, "error": denied.message})
             return
@@ -177,29 +176,44 @@ class SqsSource(Source):
 
     async def _check_permissions(self) -> None:
         """Check the permissions that are needed, without losing a message."""
-        name, queue = self._queue.name, self._queue
         with suppress(_OtherRefusal):
-            await _allowed(queue.delete([_NO_HANDLE]), "DeleteMessage", name)
+            await self._allowed(self._queue.delete([_NO_HANDLE]), "DeleteMessage")
         with suppress(_OtherRefusal):
-            hidden = queue.change_visibility([(_NO_HANDLE, 0)])
-            await _allowed(hidden, "ChangeMessageVisibility", name)
+            hidden = self._queue.change_visibility([(_NO_HANDLE, 0)])
+            await self._allowed(hidden, "ChangeMessageVisibility")
         if self._may_receive() and not self._host.router.unavailable_s():
             # The messages received are the first to be processed.
-            messages = await _allowed(self._receive(wait_s=0), "ReceiveMessage", name)
+            received = self._receive(most=MOST_ENTRIES, wait_s=0)
+            messages = await self._allowed(received, "ReceiveMessage")
             self._first = self._items(messages)
+
+    async def _allowed(self, call: Coroutine[Any, Any, _T], action: str) -> _T:
+        """Make a call; raise `ConfigError` if permissions or the queue are missing."""
+        try:
+            return await call
+        except AwsError as error:
+            if error.retryable:
+                raise
+            problem = advice(error, action, self._queue.name)
+            if error.is_denied:
+                raise _Denied("", problem) from None
+            if isinstance(answer_to(error), Closed):
+                raise ConfigError("", problem) from None
+            raise _OtherRefusal(problem) from None
 
     # --- receiving -----------------------------------------------------------------------
 
-    async def _take(self) -> list[SourceRecord[int]]:
+    async def _take(self) -> list[SourceRecord[ReceivedMessage]]:
         """Receive once; after an error, until that works."""
-        failures = 0
+        failures, wait_s = 0, math.ceil(self._options.wait.total_seconds())
         while not failures or self._may_receive():
             try:
                 # A response that cannot be read may have been too large.
-                messages = await self._receive(most=1 if failures else MOST_ENTRIES)
+                most = 1 if failures else MOST_ENTRIES
+                messages = await self._receive(most=most, wait_s=wait_s)
             except OncebridgeError as error:
                 self._failures.failed(error)
-                await asyncio.sleep(self._pause_s(failures))
+                await asyncio.sleep(backoff_s(failures, self._host.dice))
                 failures += 1
             else:
                 self._failures.succeeded()
@@ -213,11 +227,7 @@ class SqsSource(Source):
         # Messages that are about to be deleted count here, but not in the pump.
         return in_hand < self._options.in_hand
 
-    async def _receive(
-        self, *, most: int = MOST_ENTRIES, wait_s: int | None = None
-    ) -> list[Message]:
-        if wait_s is None:
-            wait_s = math.ceil(self._options.wait.total_seconds())
+    async def _receive(self, *, most: int, wait_s: int) -> list[Message]:
         is_traced = self._host.context is not None
         return await self._queue.receive(
             most=most,
@@ -227,31 +237,27 @@ class SqsSource(Source):
             attributes=[TRACEPARENT] if is_traced else (),
         )
 
-    def _pause_s(self, failures: int) -> float:
-        longest = min(_PAUSE_S * 2.0 ** min(failures, 10), _LONGEST_PAUSE_S)
-        return longest * (1 + self._host.dice.fraction()) / 2
-
-    def _items(self, messages: Sequence[Message]) -> list[SourceRecord[int]]:
+    def _items(self, messages: Sequence[Message]) -> list[SourceRecord[ReceivedMessage]]:
         now = asyncio.get_running_loop().time()
         records = []
         for message in messages:
-            place = self._received.take(message, now)
-            if place is not None:
+            held = self._received.take(message, now)
+            if held is not None:
                 lane = message.attributes.get(_GROUP) if self._is_fifo else None
                 raw = message.body.encode()
                 if self._host.context is not None:
                     raw = _with_context(raw, message, self._host.context)
-                records.append(SourceRecord(place, raw, lane))
+                records.append(SourceRecord(held, raw, lane))
         return records
 
-    def _on_answer(self, place: int, answer: RouterAnswer) -> None:
+    def _on_answer(self, held: ReceivedMessage, answer: RouterAnswer) -> None:
         if answer.acknowledge:
-            self._received.delete(place)
+            self._received.delete(held)
         else:
             # At a stop another worker may take it at once; otherwise after a second.
             least = 0 if self._is_stopping else 1
             seconds = max(math.ceil(answer.retry_after_ms / 1000), least)
-            self._received.return_to_queue(place, seconds)
+            self._received.return_to_queue(held, seconds)
 
 
 def _with_context(raw: bytes, message: Message, read: TraceparentReader) -> bytes:
@@ -269,18 +275,3 @@ class _OtherRefusal(OncebridgeError):
 
 class _Denied(ConfigError):
     """The permission is missing."""
-
-
-async def _allowed(call: Coroutine[Any, Any, _T], action: str, queue: str) -> _T:
-    """Make a call; raise `ConfigError` if permissions or the queue are missing."""
-    try:
-        return await call
-    except AwsError as error:
-        if error.retryable:
-            raise
-        problem = advice(error, action, queue)
-        if error.is_denied:
-            raise _Denied("", problem) from None
-        if isinstance(answer_to(error), Closed):
-            raise ConfigError("", problem) from None
-        raise _OtherRefusal(problem) from None
