@@ -373,4 +373,13 @@ async def test_a_cancelled_call_is_forgotten(protect):
     gateway = inspect.getclosurevars(charge).nonlocals["gateway"]
     assert gateway.books.balance
     assert gateway.books.in_flight == 0
-    assert inspect.getclosurevars(charge).nonlocals["calls"]._calls == {}
+    assert inspect.getclosurevars(charge).nonlocals["calls"] == {}
+
+
+async def test_a_call_whose_time_is_over_is_handed_back(protect):
+    @protect(route="x", key=["detail.id"], timeout=timedelta(seconds=0.05))
+    async def charge(order):
+        await asyncio.sleep(60)
+
+    with pytest.raises(HandedBack, match="no answer within"):
+        await charge({"id": 1})

@@ -13,8 +13,7 @@ import asyncio
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -23,14 +22,16 @@ from oncebridge.engine.blocking import BlockingGateway
 from oncebridge.engine.gateway import Gateway
 from oncebridge.engine.settings import Settings
 from oncebridge.engine.verdict import Outcome
-from oncebridge.errors import EventError, HandedBack, SinkRejected
+from oncebridge.errors import EventError, HandedBack
 from oncebridge.events.event import Event, from_object, parse
 from oncebridge.events.rules import Rule
-from oncebridge.sinks.api import Delivery, Never, SinkAnswer, Unknown, Yes
+from oncebridge.sinks.function import FunctionSink
 from oncebridge.stores.api import Store
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_MOST_CALLS = 1000
+"""So many at once; a further one is handed back."""
 
 
 def once(
@@ -67,10 +68,26 @@ def once(
             sink_timeout=timeout,
             lease=max(budgets.lease, timeout + budgets.commit_budget + 2 * budgets.margin),
         )
-        calls = _CallSink(function)
+        calls: dict[int, _Call] = {}
+        is_async = inspect.iscoroutinefunction(function)
+
+        async def await_call(event: Event) -> None:
+            call = calls[id(event)]
+            with call:
+                call.value = await function(*call.args, **call.kwargs)  # type: ignore[misc] # it is async
+
+        def make_call(event: Event) -> None:
+            call = calls[id(event)]
+            with call:
+                call.value = function(*call.args, **call.kwargs)
+                if inspect.isawaitable(call.value):
+                    raise TypeError(
+                        "the function returned an awaitable; make it an async def to protect it"
+                    )
+
         gateway = Gateway(
             store=store,
-            sink=calls,
+            sink=FunctionSink(await_call if is_async else make_call, concurrency=_MOST_CALLS),
             rules=[Rule.parse(spec, "once")],
             dead=dead,
             route=name,
@@ -79,17 +96,25 @@ def once(
 
         @functools.wraps(function)
         async def awaited(*args: P.args, **kwargs: P.kwargs) -> Any:
-            with calls.made(args, kwargs) as call:
+            call = _Call(args, kwargs)
+            calls[id(call.event)] = call
+            try:
                 (outcome,) = await gateway.process([call.event])
+            finally:
+                del calls[id(call.event)]
             return call.result(outcome, otherwise)
 
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> Any:
-            with calls.made(args, kwargs) as call:
+            call = _Call(args, kwargs)
+            calls[id(call.event)] = call
+            try:
                 (outcome,) = blocking.process([call.event])
+            finally:
+                del calls[id(call.event)]
             return call.result(outcome, otherwise)
 
-        if inspect.iscoroutinefunction(function):
+        if is_async:
             return cast("Callable[P, R]", awaited)
         blocking = BlockingGateway(gateway)
         return called
@@ -107,7 +132,14 @@ class _Call:
         self.kwargs = kwargs
         self.event = _event(args[0])
         self.value: Any = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> None:
+        """Keep the error that it raises, but not that its time is over."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not isinstance(error, asyncio.CancelledError):
+            self.error = error
 
     def result(self, outcome: Outcome, otherwise: Any) -> Any:
         if self.error is not None:
@@ -127,51 +159,3 @@ def _event(argument: Any) -> Event:
     if isinstance(argument, Mapping):
         return from_object(argument, bare=True)
     raise EventError("not-an-object", "once takes an Event, bytes, or a mapping")
-
-
-class _CallSink:
-    """The sink that makes the calls."""
-
-    batch = 1
-    concurrency = 1000
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._is_async = inspect.iscoroutinefunction(function)
-        self._calls: dict[int, _Call] = {}
-
-    @contextmanager
-    def made(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[_Call]:
-        """Make a call when its event is delivered."""
-        call = _Call(args, kwargs)
-        self._calls[id(call.event)] = call
-        try:
-            yield call
-        finally:
-            del self._calls[id(call.event)]
-
-    async def open(self) -> None:
-        """Do nothing: there is nothing to open."""
-
-    async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[SinkAnswer]:
-        (delivery,) = deliveries
-        call = self._calls[id(delivery.event)]
-        try:
-            if self._is_async:
-                call.value = await self._function(*call.args, **call.kwargs)
-            else:
-                call.value = await asyncio.to_thread(self._function, *call.args, **call.kwargs)
-                if inspect.isawaitable(call.value):
-                    raise TypeError(  # noqa: TRY301 - raised to the caller like any other
-                        "the function returned an awaitable; make it an async def to protect it"
-                    )
-        except SinkRejected as error:
-            call.error = error
-            return [Never(type(error).__name__)]
-        except Exception as error:  # noqa: BLE001 - raised to the caller
-            call.error = error
-            return [Unknown(type(error).__name__)]
-        return [Yes()]
-
-    async def aclose(self) -> None:
-        """Do nothing: calls end by themselves."""

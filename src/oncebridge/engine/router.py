@@ -290,17 +290,7 @@ class Router:
         now = self._clock()
         await self._dead.put(
             [
-                DeadLetter(
-                    event.raw,
-                    UNROUTED,
-                    _NO_ROUTE,
-                    "",
-                    "",
-                    b"",
-                    0,
-                    maybe_delivered=False,
-                    buried_ms=now,
-                )
+                DeadLetter(event.raw, UNROUTED, _NO_ROUTE, "", "", b"", 0, False, now)  # noqa: FBT003
                 for event in events
             ]
         )
