@@ -290,7 +290,7 @@ class Router:
         now = self._clock()
         await self._dead.put(
             [
-                DeadLetter(event.raw, UNROUTED, _NO_ROUTE, "", "", b"", 0, False, now)  # noqa: FBT003
+                DeadLetter(event.raw, UNROUTED, _NO_ROUTE, "", "", b"", 0, False, now)
                 for event in events
             ]
         )
