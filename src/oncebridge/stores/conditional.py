@@ -21,7 +21,7 @@ from operator import add
 from typing import Any, ClassVar, Final, Protocol, TypeVar, cast
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from oncebridge.errors import StoreUnavailable
 from oncebridge.stores import transitions
@@ -43,6 +43,7 @@ from oncebridge.stores.api import (
     RememberAnswer,
     Reply,
     Wants,
+    folded,
     spread,
 )
 
@@ -218,12 +219,8 @@ class ConditionalStore:
         return (await self._backend.remove([*past], [*past.values()])).count(True)
 
     async def _read_or_raise(self, keys: Sequence[bytes]) -> dict[bytes, VersionedRecord | None]:
-        entries: dict[bytes, VersionedRecord | None] = {}
-        for key, entry in zip(keys, await self._backend.read(keys) if keys else (), strict=True):
-            if isinstance(entry, NoAnswer):
-                raise StoreUnavailable(entry.reason)
-            entries[key] = entry
-        return entries
+        read = await self._backend.read(keys) if keys else ()
+        return dict(zip(keys, map(answered, read), strict=True))
 
     async def _write(
         self,
@@ -236,12 +233,11 @@ class ConditionalStore:
             written = await self._backend.write(records, mapped(version_of, before))
         else:
             written = await self._backend.write_together(records, before, sizes)
-        columns = [getattr(records, name) for name in Records.__struct_fields__]
-        rows = zip(written, *[spread(column, len(written)) for column in columns], strict=True)
-        for row in rows:
-            version, token = row[0], row[2]
-            if token and version is not None and not isinstance(version, NoAnswer):
-                self._held[row[1]] = row
+        columns = [spread(column, len(written)) for column in astuple(records)]
+        for row in zip(written, *columns, strict=True):
+            version, key, token, *_ = row
+            if token and _is_version(version):
+                self._held[key] = row
         while len(self._held) > _MOST_HELD:
             del self._held[next(iter(self._held))]
         return written if sizes is None else [written[places.start] for places in places_of(sizes)]
@@ -332,6 +328,13 @@ class ConditionalStore:
         return [at for at, answer in written.items() if answer is None]
 
 
+def answered(answer: _V | NoAnswer) -> _V:
+    """Return *answer*; raise `StoreUnavailable` if there is none."""
+    if isinstance(answer, NoAnswer):
+        raise StoreUnavailable(answer.reason)
+    return answer
+
+
 def _replies(found: Sequence[Any], reply: Any) -> tuple[list[Any], list[int]]:
     """Return *reply* or `NoAnswer` for what was written, and the positions of what was not."""
     replies = [answer if isinstance(answer, NoAnswer) else reply for answer in found]
@@ -353,13 +356,9 @@ def places_of(sizes: Sequence[int]) -> list[range]:
 
 def _first_attempts(wants: Wants, now_ms: int) -> Records:
     """Return the records of *wants*, if their keys have none yet."""
-    until = wants.by_key(mapped(now_ms.__add__, wants.lease_ms))
+    until, count = wants.by_key(mapped(now_ms.__add__, wants.lease_ms)), len(wants.keys)
     keep = wants.by_key(wants.keep_ms)
-    if isinstance(until, list) or isinstance(keep, list):
-        count = len(wants.keys)
-        keep_until: Column[int] = [*map(add, spread(until, count), spread(keep, count))]
-    else:
-        keep_until = until + keep
+    keep_until = folded([*map(add, spread(until, count), spread(keep, count))])
     return Records(
         wants.keys,
         wants.by_key(wants.token),

@@ -96,11 +96,7 @@ class DynamoDBStore(ConditionalStore, Portable):
     Options: ClassVar = DynamoDBOptions
 
     def __init__(
-        self,
-        table: str,
-        options: DynamoDBOptions | None = None,
-        *,
-        clock: Clock | None = None,
+        self, table: str, options: DynamoDBOptions | None = None, *, clock: Clock | None = None
     ) -> None:
         options = options or DynamoDBOptions()
         found = _ARN.fullmatch(table)
@@ -151,7 +147,8 @@ class DynamoDBStore(ConditionalStore, Portable):
     async def open(self) -> None:
         if self._is_open:
             return
-        await self._connect()
+        with _as_config_error():
+            await self._client.open()
         table = await self._describe()
         if table is None:
             raise ConfigError("", advice("ResourceNotFound", "", self._name))
@@ -167,12 +164,6 @@ class DynamoDBStore(ConditionalStore, Portable):
             # There is no such item; it is about the permission.
             await self._table.write(Records([_PROBE]), [b"never"])
         self._is_open = True
-
-    async def _connect(self) -> None:
-        try:
-            await self._client.open()
-        except (NotSent, Unclear) as error:
-            raise StoreUnavailable(f"DynamoDB: {error}") from None
 
     async def _describe(self) -> _Table | None:
         asked = {"TableName": self._name}
@@ -292,7 +283,8 @@ class DynamoDBStore(ConditionalStore, Portable):
 
     async def migrate(self) -> list[str]:
         """Create the table if there is none, and switch its expiry on; safe to repeat."""
-        await self._connect()
+        with _as_config_error():
+            await self._client.open()
         done: list[str] = []
         if await self._describe() is None:
             await self._create()
@@ -354,6 +346,8 @@ def _as_config_error() -> Iterator[None]:
     """Raise `ConfigError` for what no retry solves."""
     try:
         yield
+    except (NotSent, Unclear) as error:
+        raise StoreUnavailable(f"DynamoDB: {error}") from None
     except StoreUnavailable:
         raise
     except StoreError as error:

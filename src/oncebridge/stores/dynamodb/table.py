@@ -24,6 +24,7 @@ from oncebridge.stores.api import Column, NoAnswer, spread
 from oncebridge.stores.conditional import (
     Records,
     VersionedRecord,
+    answered,
     mapped,
     places_of,
     version_of,
@@ -118,14 +119,11 @@ class DynamoDBTable:
         """How many statements were run: at least two for each item that was added."""
         self._client = client
         self._name = name
-        self._clock = clock
+        self.now_ms = clock
         self._timeout_s = timeout_s
         # The name was checked; all values are parameters.
         self._insert = f"INSERT INTO \"{name}\" VALUE {{'r': ?, 'x': ?, 'k': ?}}"
         self._update = f'UPDATE "{name}" SET r = ?, x = ? WHERE k = ? AND r = ?'  # noqa: S608
-
-    def now_ms(self) -> int:
-        return self._clock()
 
     async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
         return await _in_chunks(keys, _READS, self._read)
@@ -177,10 +175,9 @@ class DynamoDBTable:
         (found,) = await self._stored([_FORM])
         while found is None:
             (answer,) = await self._execute([statement])
-            (found,) = [answer] if isinstance(answer, NoAnswer) else await self._stored([_FORM])
-        if isinstance(found, NoAnswer):
-            raise StoreUnavailable(found.reason)
-        check_form(found.r.value, f"the DynamoDB table {self._name}")
+            answered(answer)
+            (found,) = await self._stored([_FORM])
+        check_form(answered(found).r.value, f"the DynamoDB table {self._name}")
 
     async def scan(
         self, place: bytes, limit: int, *, consistent: bool = True

@@ -22,9 +22,7 @@ _NO_ETAG: Final = '"00000000000000000000000000000000"'
 """The ETag of no object: no content with this hash is known."""
 
 _LOST = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey"})
-"""
-Another worker has written it, is writing it, or has removed it. Reading again shows which.
-"""
+"""Another worker has written it, is writing it, or has removed it. Reading again shows which."""
 
 
 class StoredObject(Struct, frozen=True, gc=False):
@@ -100,14 +98,9 @@ class S3Bucket:
         names = [name.removeprefix(self._prefix) for name in names]
         return names, names[-1] if is_truncated == "true" else ""
 
-    async def keeps_versions(self) -> bool | None:
-        """Return whether the bucket keeps old versions; None if reading that is not allowed."""
-        try:
-            answer = await self._client.request("GET", query=[("versioning", "")])
-        except AwsError as error:
-            if error.retryable:
-                raise
-            return None
+    async def keeps_versions(self) -> bool:
+        """Return whether the bucket keeps old versions."""
+        answer = await self._client.request("GET", query=[("versioning", "")])
         versioning = document(answer.body, "VersioningConfiguration")
         return versioning.findtext("{*}Status", "").strip() == "Enabled"
 

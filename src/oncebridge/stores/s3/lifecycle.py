@@ -16,14 +16,9 @@ _TRANSITIONS: Final = "x-amz-transition-default-minimum-object-size"
 ET.register_namespace("", _NAMESPACE)  # writes rules without a prefix, as the SDK does
 
 
-async def expiries(client: AwsClient, prefix: str) -> list[Expiry] | None:
-    """Return the active rules that remove objects under *prefix*; None if reading is denied."""
-    try:
-        found, _ = await _read(client)
-    except AwsError as error:
-        if error.retryable:
-            raise
-        return None
+async def expiries(client: AwsClient, prefix: str) -> list[Expiry]:
+    """Return the active rules that remove objects under *prefix*."""
+    found, _ = await _read(client)
     return [
         rule
         for rule in _rules(found)

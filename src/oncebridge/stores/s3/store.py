@@ -47,7 +47,13 @@ from oncebridge.stores.api import (
     spread,
 )
 from oncebridge.stores.aws_time import AwsTime
-from oncebridge.stores.conditional import ConditionalStore, Records, VersionedRecord, write_in_turn
+from oncebridge.stores.conditional import (
+    ConditionalStore,
+    Records,
+    VersionedRecord,
+    answered,
+    write_in_turn,
+)
 from oncebridge.stores.record_encoding import FORM, check_form, decode_record, encode_records
 from oncebridge.stores.s3.bucket import S3Bucket, try_conditions
 from oncebridge.stores.s3.lifecycle import expiries, write_expiry
@@ -184,13 +190,13 @@ async def _at_once(
 ) -> list[_T | NoAnswer]:
     """Make one request for each row of *columns*, all at once; the client limits how many run."""
 
-    async def answered(*row: Any) -> _T | NoAnswer:
+    async def ask_one(*row: Any) -> _T | NoAnswer:
         try:
             return await ask(*row)
         except _FAILURES as error:
             return NoAnswer(f"S3: {error}")
 
-    requests = [*map(answered, *columns)]
+    requests = [*map(ask_one, *columns)]
     if len(requests) == 1:
         return [await requests[0]]
     return await asyncio.gather(*requests)
@@ -318,13 +324,8 @@ class S3Store(ConditionalStore, Portable):
             names, following = await self._bucket.page(after, limit)
         except (AwsError, NotSent, Unclear) as error:
             raise StoreUnavailable(f"S3: {error}") from None
-        entries: list[VersionedRecord] = []
-        for entry in await self._objects.read_names(names):
-            if isinstance(entry, NoAnswer):
-                raise StoreUnavailable(entry.reason)
-            if entry is not None:
-                entries.append(entry)
-        return entries, following
+        entries = map(answered, await self._objects.read_names(names))
+        return [entry for entry in entries if entry is not None], following
 
     # --- at the start -------------------------------------------------------------------
 
@@ -335,7 +336,8 @@ class S3Store(ConditionalStore, Portable):
         await self._check_form()
         self._time.check()
         keeps_versions, rules = await asyncio.gather(
-            self._bucket.keeps_versions(), expiries(self._client, self._prefix)
+            _if_allowed(self._bucket.keeps_versions()),
+            _if_allowed(expiries(self._client, self._prefix)),
         )
         if keeps_versions:
             self._warn(
@@ -427,6 +429,16 @@ def _found_record(answer: ClaimAnswer | int) -> bool:
     if isinstance(answer, Claim):
         return any(held.attempts > 1 for held in answer.held)
     return not isinstance(answer, int | NoAnswer)
+
+
+async def _if_allowed(work: Awaitable[_T]) -> _T | None:
+    """Return the result of *work*; None if it is not allowed."""
+    try:
+        return await work
+    except AwsError as error:
+        if error.retryable:
+            raise
+        return None
 
 
 def _location(region: str) -> bytes:
