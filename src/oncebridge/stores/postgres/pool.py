@@ -81,13 +81,16 @@ class Link:
 
     async def prepared(self, query: str) -> "PreparedStatement[Any]":
         if query not in self.statements:
-            if self._is_direct is None:
-                pid = await self.connection.fetchval("SELECT pg_backend_pid()")
-                # A pooler reports its own process numbers.
-                self._is_direct = pid == self.connection.get_server_pid()
-            name = f"oncebridge_{len(self.statements)}" if self._is_direct else ""
+            name = f"oncebridge_{len(self.statements)}" if await self.is_direct() else ""
             self.statements[query] = await self.connection.prepare(query, name=name)
         return self.statements[query]
+
+    async def is_direct(self) -> bool:
+        """Return True if the server itself answers; a pooler reports its own process numbers."""
+        if self._is_direct is None:
+            pid = await self.connection.fetchval("SELECT pg_backend_pid()")
+            self._is_direct = pid == self.connection.get_server_pid()
+        return self._is_direct
 
     def is_good(self, now_s: float) -> bool:
         return (
@@ -242,11 +245,7 @@ class Pool:
             self._close_later(self._idle.pop())
 
     def _close_later(self, link: Link) -> None:
-        """
-        Close a connection in the background.
-
-        If a statement is running on it, the driver asks the server to cancel that first.
-        """
+        """Close a connection in the background; the driver first cancels what runs on it."""
         task = asyncio.get_running_loop().create_task(_close(link.connection))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)

@@ -295,12 +295,7 @@ class PostgresStore(Portable):
         return int(now_ms)
 
     async def health(self) -> Mapping[str, int | None]:
-        """
-        Return the size of the table with its index, and about how many rows it has.
-
-        The number of rows is the server's estimate from the last vacuum or analyze; None if
-        there was none.
-        """
+        """Return the table's size with its index, and its rows as of the last vacuum or analyze."""
         ((records, size),) = await self._ask(_SIZE, self.layout.named())
         return {"records": records, "bytes": size}
 
@@ -380,12 +375,11 @@ def _note_exceptions(
     each: list[ClaimAnswer | int], wants: Wants, rows: Sequence[Any], now_ms: int
 ) -> None:
     """Put the answers in *rows*, which are about parts, in the places of their wants in *each*."""
-    keys, sizes = wants.keys, wants.sizes
-    owners = sizes and [at for at, size in enumerate(sizes) for _ in range(size)]
+    owners: Any = wants.by_key([*range(len(wants))])
     held: dict[int, dict[int, Held]] = {}
     for _, part, verdict, number, generation, memo in rows:
         place = part - 1
-        key, at = keys[place], owners[place] if owners else place
+        key, at = wants.keys[place], owners[place]
         match verdict:
             case 1:
                 held.setdefault(at, {})[place] = Held(key, generation, number, memo)
