@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar, cast
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
+from oncebridge.base.clock import Clock
 from oncebridge.errors import StoreUnavailable
 from oncebridge.stores import transitions
 from oncebridge.stores.api import (
@@ -43,6 +44,7 @@ from oncebridge.stores.api import (
     RememberAnswer,
     Reply,
     Wants,
+    answered,
     folded,
     spread,
 )
@@ -92,9 +94,8 @@ class ConditionalBackend(Protocol):
     it could not answer at all. It splits large calls itself, and limits their time.
     """
 
-    def now_ms(self) -> int:
-        """Return the backend's time, as well as it is known."""
-        ...
+    now_ms: Clock
+    """Returns the backend's time, as well as it is known."""
 
     async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
         """Read the latest state of *keys*, None for each that has no record."""
@@ -111,8 +112,31 @@ class ConditionalBackend(Protocol):
     async def write_together(
         self, records: Records, before: Column[VersionedRecord | None], sizes: Sequence[int]
     ) -> list[Any]:
-        """Write as `write` does, but groups of *sizes* records each completely or not at all."""
-        ...
+        """
+        Write as `write` does, but groups of *sizes* records each completely or not at all.
+
+        This is for backends that cannot write several records at once: it writes the records of
+        each group one after the other, and undoes them if one fails. The order is that of the
+        keys, so that one of several overlapping groups succeeds. A worker that dies in between
+        leaves a hold that ends with its lease.
+        """
+        entries = spread(before, len(records))
+        going = [sorted(places, key=records.keys.__getitem__) for places in places_of(sizes)]
+        answers: list[Any] = [None] * len(records)
+        for turn in range(max(sizes, default=0)):
+            going = [group for group in going if turn < len(group)]
+            places = [group[turn] for group in going]
+            expected = [version_of(entries[at]) for at in places]
+            written = await self.write(records.select(places), expected)
+            for group, answer in zip(going, written, strict=True):
+                answers[group[turn]] = answer
+                if not _is_version(answer):
+                    done = [(entries[at], records.keys[at], answers[at]) for at in group[:turn]]
+                    await _undo(self, done)
+                    for at in group:
+                        answers[at] = answer
+            going = [group for group in going if _is_version(answers[group[turn]])]
+        return answers
 
     async def remove(self, keys: Sequence[bytes], before: Sequence[Any]) -> list[bool | NoAnswer]:
         """Remove each record that still has the version *before*; return which were removed."""
@@ -328,13 +352,6 @@ class ConditionalStore:
         return [at for at, answer in written.items() if answer is None]
 
 
-def answered(answer: _V | NoAnswer) -> _V:
-    """Return *answer*; raise `StoreUnavailable` if there is none."""
-    if isinstance(answer, NoAnswer):
-        raise StoreUnavailable(answer.reason)
-    return answer
-
-
 def _replies(found: Sequence[Any], reply: Any) -> tuple[list[Any], list[int]]:
     """Return *reply* or `NoAnswer` for what was written, and the positions of what was not."""
     replies = [answer if isinstance(answer, NoAnswer) else reply for answer in found]
@@ -395,39 +412,6 @@ def _done(commits: Commits, rows: Sequence[tuple[Any, ...]], now_ms: int) -> Rec
 
 
 # --- groups of records -----------------------------------------------------------------
-
-
-async def write_in_turn(
-    backend: ConditionalBackend,
-    records: Records,
-    before: Column[VersionedRecord | None],
-    sizes: Sequence[int],
-) -> list[Any]:
-    """
-    Write the records of each group one after the other, and undo them if one fails.
-
-    For backends that cannot write several records at once. Records are written in the order of
-    their keys, so that one of several overlapping groups succeeds. A worker that dies in between
-    leaves a hold that ends with its lease.
-    """
-    entries = spread(before, len(records))
-    going = [sorted(places, key=records.keys.__getitem__) for places in places_of(sizes)]
-    answers: list[Any] = [None] * len(records)
-    for turn in range(max(sizes, default=0)):
-        going = [group for group in going if turn < len(group)]
-        places = [group[turn] for group in going]
-        expected = [version_of(entries[at]) for at in places]
-        written = await backend.write(records.select(places), expected)
-        for group, answer in zip(going, written, strict=True):
-            answers[group[turn]] = answer
-            if not _is_version(answer):
-                await _undo(
-                    backend, [(entries[at], records.keys[at], answers[at]) for at in group[:turn]]
-                )
-                for at in group:
-                    answers[at] = answer
-        going = [group for group in going if _is_version(answers[group[turn]])]
-    return answers
 
 
 async def _undo(

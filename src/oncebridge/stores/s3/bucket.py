@@ -126,10 +126,9 @@ async def try_conditions(bucket: S3Bucket, name: str) -> bool:
     etag = await bucket.write(name, b"first", None)
     if etag is None:
         raise ConfigError("", "the server refuses to create an object where there is none")
-    if await bucket.write(name, b"second", None) is not None:
-        raise ConfigError("", _IGNORED.format("If-None-Match"))
-    if await bucket.write(name, b"second", _NO_ETAG) is not None:
-        raise ConfigError("", _IGNORED.format("If-Match"))
+    for header, before in (("If-None-Match", None), ("If-Match", _NO_ETAG)):
+        if await bucket.write(name, b"second", before) is not None:
+            raise ConfigError("", _IGNORED.format(header))
     etag = await bucket.write(name, b"third", etag)
     if etag is None:
         raise ConfigError("", "the server refuses to replace an object that was just written")

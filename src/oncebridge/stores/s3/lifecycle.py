@@ -1,6 +1,7 @@
 """Read the lifecycle rules of a bucket, and add ours."""
 
 import base64
+from collections.abc import Iterator
 from hashlib import md5
 from typing import Final
 from xml.etree import ElementTree as ET
@@ -55,8 +56,7 @@ async def _read(client: AwsClient) -> tuple[ET.Element, list[tuple[str, str]]]:
     return found, [(_TRANSITIONS, transitions)] if transitions else []
 
 
-def _rules(configuration: ET.Element) -> list[Expiry]:
-    found = []
+def _rules(configuration: ET.Element) -> Iterator[Expiry]:
     for rule in configuration.findall("{*}Rule"):
         days = _number(_text(rule, "{*}Expiration/{*}Days"))
         if _text(rule, "{*}Status") != "Enabled" or days is None:
@@ -65,8 +65,7 @@ def _rules(configuration: ET.Element) -> list[Expiry]:
             continue  # our objects have no tags
         below = _number(_text(rule, ".//{*}ObjectSizeLessThan"))
         prefix = _text(rule, ".//{*}Prefix")
-        found.append(Expiry(_text(rule, "{*}ID"), prefix, days, below))
-    return found
+        yield Expiry(_text(rule, "{*}ID"), prefix, days, below)
 
 
 def _rule(expiry: Expiry) -> ET.Element:
