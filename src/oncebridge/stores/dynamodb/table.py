@@ -102,11 +102,7 @@ _Object = dict[str, msgspec.Raw]
 
 
 class DynamoDBTable(ConditionalBackend):
-    """
-    The table *name*.
-
-    Keys that DynamoDB leaves unread are requested again for *timeout_s*.
-    """
+    """The table *name*; keys that DynamoDB leaves unread are requested again for *timeout_s*."""
 
     def __init__(self, client: AwsClient, name: str, *, clock: Clock, timeout_s: float) -> None:
         self.has_transactions = True
@@ -178,13 +174,8 @@ class DynamoDBTable(ConditionalBackend):
         self, place: bytes, limit: int, *, consistent: bool = True
     ) -> tuple[list[VersionedRecord], bytes]:
         """Return about *limit* records from *place* on, and the next place; empty at the end."""
-        asked: dict[str, Any] = {
-            "TableName": self._name,
-            "Limit": limit,
-            "ConsistentRead": consistent,
-        }
-        if place:
-            asked["ExclusiveStartKey"] = {"k": {"B": place}}
+        start: dict[str, Any] = {"ExclusiveStartKey": {"k": {"B": place}}} if place else {}
+        asked = {"TableName": self._name, "Limit": limit, "ConsistentRead": consistent, **start}
         page = decoded(_ScanPage, await self.call("Scan", asked))
         following = page.last_evaluated_key
         entries = [_entry(item) for item in page.items if item.k.value != _FORM]

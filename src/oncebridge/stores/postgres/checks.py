@@ -114,13 +114,9 @@ async def table_faults(link: Link, pool: Pool, layout: Layout) -> list[ServerFau
         grant = f"GRANT {missing} ON {layout.named()} TO {role}"
         faults.append(ServerFault("rights", "a privilege is missing", grant))
     if found["persistence"] != "p":
-        faults.append(
-            ServerFault(
-                "unlogged",
-                f"{shown} is not logged, and a crash of the server would empty it",
-                f"ALTER TABLE {layout.named()} SET LOGGED",
-            )
-        )
+        seen = f"{shown} is not logged, and a crash of the server would empty it"
+        remedy = f"ALTER TABLE {layout.named()} SET LOGGED"
+        faults.append(ServerFault("unlogged", seen, remedy))
     return faults
 
 

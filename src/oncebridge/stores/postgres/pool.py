@@ -282,9 +282,7 @@ class Pool:
         raise why
 
     async def _connect_to(self, host: Host | None) -> Link:
-        named = (
-            {} if "application_name=" in self.address.dsn else {"application_name": "oncebridge"}
-        )
+        is_named = "application_name=" in self.address.dsn
         what = f"{self.address.shown!r}: " + (f"{host[0]}:{host[1]}: " if host else "")
         try:
             connection = await asyncpg.connect(
@@ -293,7 +291,7 @@ class Pool:
                 port=host and host[1],
                 timeout=self._connect_s,
                 statement_cache_size=0,
-                server_settings=named,
+                server_settings={} if is_named else {"application_name": "oncebridge"},
                 target_session_attrs=SessionAttribute(self.address.session),
             )
         except asyncpg.TargetServerAttributeNotMatched:
