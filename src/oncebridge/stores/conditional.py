@@ -45,7 +45,6 @@ from oncebridge.stores.api import (
     Reply,
     Wants,
     answered,
-    folded,
     spread,
 )
 
@@ -373,9 +372,12 @@ def places_of(sizes: Sequence[int]) -> list[range]:
 
 def _first_attempts(wants: Wants, now_ms: int) -> Records:
     """Return the records of *wants*, if their keys have none yet."""
-    until, count = wants.by_key(mapped(now_ms.__add__, wants.lease_ms)), len(wants.keys)
+    until = wants.by_key(mapped(now_ms.__add__, wants.lease_ms))
     keep = wants.by_key(wants.keep_ms)
-    keep_until = folded([*map(add, spread(until, count), spread(keep, count))])
+    if isinstance(until, list):
+        keep_until: Column[int] = [*map(add, until, spread(keep, len(until)))]
+    else:
+        keep_until = mapped(until.__add__, keep)
     return Records(
         wants.keys,
         wants.by_key(wants.token),
