@@ -37,16 +37,16 @@ from oncebridge.stores.api import (
     spread,
 )
 from oncebridge.stores.conditional import (
+    ConditionalBackend,
     ConditionalStore,
     Records,
     VersionedRecord,
     version_of,
-    write_in_turn,
 )
 from oncebridge.testing import ManualClock, StoreContract, StoreMachine
 
 
-class BackendInMemory:
+class BackendInMemory(ConditionalBackend):
     """As a backend would be: every call takes a while, and others get in between."""
 
     def __init__(self, clock: ManualClock, *, is_atomic: bool = True) -> None:
@@ -84,7 +84,7 @@ class BackendInMemory:
         self, records: Records, before: Column[VersionedRecord | None], sizes: Sequence[int]
     ) -> list[Any]:
         if not self.is_atomic:
-            return await write_in_turn(self, records, before, sizes)
+            return await super().write_together(records, before, sizes)
         await asyncio.sleep(0)
         rows = [*zip(records, map(version_of, spread(before, len(records))), strict=True)]
         answers: list[Any] = []

@@ -81,7 +81,7 @@ async def check_postgres(
         _check_fsync(server, subject, checkup)
         if len(checkup.findings) == before:
             checkup.report_passed(subject, "the server accepts and keeps writes")
-        if await pool.run(_is_direct):
+        if await pool.run(Link.is_direct):
             await _check_room(pool, connections, subject, checkup)
         else:
             checkup.report_passed(subject, "its pooler works by transaction or session")
@@ -94,8 +94,7 @@ async def check_postgres(
 
 
 def _report_fault(fault: ServerFault, subject: str, checkup: Checkup) -> None:
-    is_sql = fault.remedy.startswith(("ALTER", "GRANT"))
-    fix = f"{_BY_DBA}\n{fault.remedy};" if is_sql else capitalised(fault.remedy)
+    fix = f"{_BY_DBA}\n{fault.remedy};" if fault.is_sql else capitalised(fault.remedy)
     checkup.report(
         f"postgres-{fault.code}",
         Severity.ERROR,
@@ -120,12 +119,6 @@ def _check_fsync(server: Any, subject: str, checkup: Checkup) -> None:
             "delivered events.",
             fix=f"{_BY_DBA}\nALTER SYSTEM SET fsync = on;\n{_RELOAD}",
         )
-
-
-async def _is_direct(link: Link) -> bool:
-    """Return whether the server itself answers; a pooler reports another process id."""
-    pid = await link.connection.fetchval("SELECT pg_backend_pid()")
-    return bool(pid == link.connection.get_server_pid())
 
 
 async def _has_statement_pooler(link: Link) -> bool:

@@ -48,7 +48,7 @@ from oncebridge.stores.api import Store
 from oncebridge.stores.postgres.address import PostgresAddress, read_address
 from oncebridge.stores.postgres.checks import check_server, migrate
 from oncebridge.stores.postgres.pool import AccessRefused, Link, NoReply, NotConnected, Pool
-from oncebridge.stores.postgres.schema import Layout, checked_names, choose
+from oncebridge.stores.postgres.schema import Layout, chosen_names
 from oncebridge.stores.postgres.store import PostgresStore
 from oncebridge.stores.postgres.writers import StatementWriter, TableWriter, Writer
 
@@ -116,13 +116,9 @@ class PostgresSink:
                 raise ConfigError("statement", "names its own table; remove table and schema")
             self._writer = StatementWriter.read(options.statement)
         else:
-            schema, table = checked_names(
-                choose("schema", options.schema, given, "public"),
-                choose("table", options.table, given, "oncebridge_events"),
-            )
-            self._writer = TableWriter(
-                Layout("Events", "events.sql", _VERSION, _RIGHTS, schema, table)
-            )
+            schema, table = chosen_names(options, given, "oncebridge_events")
+            layout = Layout("events.sql", _VERSION, _RIGHTS, schema, table)
+            self._writer = TableWriter(layout)
         self._own = self._pool = Pool(
             address,
             size=options.concurrency,
@@ -162,7 +158,9 @@ class PostgresSink:
         It is the same database if both addresses have the same hosts and database. The store's
         role then needs the privileges for this sink's table.
         """
-        if not isinstance(store, PostgresStore) or not store.address.is_same_database(self.address):
+        if not isinstance(store, PostgresStore):
+            return False
+        if not store.pool.address.is_same_database(self.address):
             return False
         if self._store is not store:
             self._store = store

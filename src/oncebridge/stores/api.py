@@ -39,6 +39,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, Protocol, Self, TypeV
 from msgspec import Struct
 from msgspec.structs import replace
 
+from oncebridge.errors import StoreUnavailable
 from oncebridge.events.key import Part
 
 
@@ -79,6 +80,15 @@ class Record(Struct, frozen=True, gc=False):
     """Sliding windows only: the end that no duplicate can move. Otherwise 0."""
     keep_until_ms: int
     """From when on the record may be removed."""
+
+    def shifted(self, by_ms: int) -> "Record":
+        """Return the record with its times moved to another clock."""
+        return replace(
+            self,
+            until_ms=self.until_ms + by_ms,
+            hard_until_ms=self.hard_until_ms and self.hard_until_ms + by_ms,
+            keep_until_ms=self.keep_until_ms + by_ms,
+        )
 
 
 # --- requests, row by row ----------------------------------------------------------
@@ -425,6 +435,13 @@ class Reply(Enum):
     REMEMBERED = "remembered"
     KNOWN = "known"
     """The key is claimed or done; nothing was changed."""
+
+
+def answered(answer: _V | NoAnswer) -> _V:
+    """Return *answer*; raise `StoreUnavailable` if there is none."""
+    if isinstance(answer, NoAnswer):
+        raise StoreUnavailable(answer.reason)
+    return answer
 
 
 ClaimAnswer = Claim | Duplicate | Busy | Mismatch | NoAnswer

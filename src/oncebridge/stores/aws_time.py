@@ -52,6 +52,5 @@ class AwsTime:
 
     def health(self) -> dict[str, int | None]:
         """Return that the offset is not known, if no answer had a date yet."""
-        if self._given is None and self._clock.error_ms is None:
-            return {"clock_offset_ms": None}
-        return {}
+        is_unknown = self._given is None and self._clock.error_ms is None
+        return {"clock_offset_ms": None} if is_unknown else {}

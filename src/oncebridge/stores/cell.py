@@ -32,6 +32,7 @@ from oncebridge.stores.api import (
     Releases,
     Reply,
     Wants,
+    answered,
     folded,
 )
 
@@ -66,28 +67,22 @@ class CellBusy(StoreUnavailable):
 
 def value_or_raise(answer: CellAnswer) -> bytes:
     """Return the value, or raise `CellBusy` or `StoreUnavailable`."""
-    match answer:
-        case Busy():
-            raise CellBusy(answer.left_ms)
-        case NoAnswer():
-            raise StoreUnavailable(answer.reason)
-        case _:
-            return answer
+    if isinstance(answer, Busy):
+        raise CellBusy(answer.left_ms)
+    return answered(answer)
 
 
 def _value(answer: ClaimAnswer | int) -> CellAnswer:
     """Return the value of a cell that was claimed; raise `StoreError` if it is not a cell."""
-    match answer:
-        case int():  # HELD: as it was asked for, and so without a value
-            return b""
-        case Claim():
-            return answer.held[0].memo
-        case Busy() | NoAnswer():
-            return answer
-        case _:
-            raise StoreError(
-                f"the record {answer.key.hex()} is an event's and not a cell; it cannot be edited"
-            )
+    if isinstance(answer, int):  # HELD: as it was asked for, and so without a value
+        return b""
+    if isinstance(answer, Claim):
+        return answer.held[0].memo
+    if isinstance(answer, Busy | NoAnswer):
+        return answer
+    raise StoreError(
+        f"the record {answer.key.hex()} is an event's and not a cell; it cannot be edited"
+    )
 
 
 # --- claiming and editing --------------------------------------------------------------

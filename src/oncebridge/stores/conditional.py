@@ -21,8 +21,9 @@ from operator import add
 from typing import Any, ClassVar, Final, Protocol, TypeVar, cast
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
+from oncebridge.base.clock import Clock
 from oncebridge.errors import StoreUnavailable
 from oncebridge.stores import transitions
 from oncebridge.stores.api import (
@@ -43,6 +44,7 @@ from oncebridge.stores.api import (
     RememberAnswer,
     Reply,
     Wants,
+    answered,
     spread,
 )
 
@@ -91,9 +93,8 @@ class ConditionalBackend(Protocol):
     it could not answer at all. It splits large calls itself, and limits their time.
     """
 
-    def now_ms(self) -> int:
-        """Return the backend's time, as well as it is known."""
-        ...
+    now_ms: Clock
+    """Returns the backend's time, as well as it is known."""
 
     async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
         """Read the latest state of *keys*, None for each that has no record."""
@@ -110,8 +111,31 @@ class ConditionalBackend(Protocol):
     async def write_together(
         self, records: Records, before: Column[VersionedRecord | None], sizes: Sequence[int]
     ) -> list[Any]:
-        """Write as `write` does, but groups of *sizes* records each completely or not at all."""
-        ...
+        """
+        Write as `write` does, but groups of *sizes* records each completely or not at all.
+
+        This is for backends that cannot write several records at once: it writes the records of
+        each group one after the other, and undoes them if one fails. The order is that of the
+        keys, so that one of several overlapping groups succeeds. A worker that dies in between
+        leaves a hold that ends with its lease.
+        """
+        entries = spread(before, len(records))
+        going = [sorted(places, key=records.keys.__getitem__) for places in places_of(sizes)]
+        answers: list[Any] = [None] * len(records)
+        for turn in range(max(sizes, default=0)):
+            going = [group for group in going if turn < len(group)]
+            places = [group[turn] for group in going]
+            expected = [version_of(entries[at]) for at in places]
+            written = await self.write(records.select(places), expected)
+            for group, answer in zip(going, written, strict=True):
+                answers[group[turn]] = answer
+                if not _is_version(answer):
+                    done = [(entries[at], records.keys[at], answers[at]) for at in group[:turn]]
+                    await _undo(self, done)
+                    for at in group:
+                        answers[at] = answer
+            going = [group for group in going if _is_version(answers[group[turn]])]
+        return answers
 
     async def remove(self, keys: Sequence[bytes], before: Sequence[Any]) -> list[bool | NoAnswer]:
         """Remove each record that still has the version *before*; return which were removed."""
@@ -218,12 +242,8 @@ class ConditionalStore:
         return (await self._backend.remove([*past], [*past.values()])).count(True)
 
     async def _read_or_raise(self, keys: Sequence[bytes]) -> dict[bytes, VersionedRecord | None]:
-        entries: dict[bytes, VersionedRecord | None] = {}
-        for key, entry in zip(keys, await self._backend.read(keys) if keys else (), strict=True):
-            if isinstance(entry, NoAnswer):
-                raise StoreUnavailable(entry.reason)
-            entries[key] = entry
-        return entries
+        read = await self._backend.read(keys) if keys else ()
+        return dict(zip(keys, map(answered, read), strict=True))
 
     async def _write(
         self,
@@ -236,12 +256,11 @@ class ConditionalStore:
             written = await self._backend.write(records, mapped(version_of, before))
         else:
             written = await self._backend.write_together(records, before, sizes)
-        columns = [getattr(records, name) for name in Records.__struct_fields__]
-        rows = zip(written, *[spread(column, len(written)) for column in columns], strict=True)
-        for row in rows:
-            version, token = row[0], row[2]
-            if token and version is not None and not isinstance(version, NoAnswer):
-                self._held[row[1]] = row
+        columns = [spread(column, len(written)) for column in astuple(records)]
+        for row in zip(written, *columns, strict=True):
+            version, key, token, *_ = row
+            if token and _is_version(version):
+                self._held[key] = row
         while len(self._held) > _MOST_HELD:
             del self._held[next(iter(self._held))]
         return written if sizes is None else [written[places.start] for places in places_of(sizes)]
@@ -355,11 +374,10 @@ def _first_attempts(wants: Wants, now_ms: int) -> Records:
     """Return the records of *wants*, if their keys have none yet."""
     until = wants.by_key(mapped(now_ms.__add__, wants.lease_ms))
     keep = wants.by_key(wants.keep_ms)
-    if isinstance(until, list) or isinstance(keep, list):
-        count = len(wants.keys)
-        keep_until: Column[int] = [*map(add, spread(until, count), spread(keep, count))]
+    if isinstance(until, list):
+        keep_until: Column[int] = [*map(add, until, spread(keep, len(until)))]
     else:
-        keep_until = until + keep
+        keep_until = mapped(until.__add__, keep)
     return Records(
         wants.keys,
         wants.by_key(wants.token),
@@ -396,39 +414,6 @@ def _done(commits: Commits, rows: Sequence[tuple[Any, ...]], now_ms: int) -> Rec
 
 
 # --- groups of records -----------------------------------------------------------------
-
-
-async def write_in_turn(
-    backend: ConditionalBackend,
-    records: Records,
-    before: Column[VersionedRecord | None],
-    sizes: Sequence[int],
-) -> list[Any]:
-    """
-    Write the records of each group one after the other, and undo them if one fails.
-
-    For backends that cannot write several records at once. Records are written in the order of
-    their keys, so that one of several overlapping groups succeeds. A worker that dies in between
-    leaves a hold that ends with its lease.
-    """
-    entries = spread(before, len(records))
-    going = [sorted(places, key=records.keys.__getitem__) for places in places_of(sizes)]
-    answers: list[Any] = [None] * len(records)
-    for turn in range(max(sizes, default=0)):
-        going = [group for group in going if turn < len(group)]
-        places = [group[turn] for group in going]
-        expected = [version_of(entries[at]) for at in places]
-        written = await backend.write(records.select(places), expected)
-        for group, answer in zip(going, written, strict=True):
-            answers[group[turn]] = answer
-            if not _is_version(answer):
-                await _undo(
-                    backend, [(entries[at], records.keys[at], answers[at]) for at in group[:turn]]
-                )
-                for at in group:
-                    answers[at] = answer
-        going = [group for group in going if _is_version(answers[group[turn]])]
-    return answers
 
 
 async def _undo(

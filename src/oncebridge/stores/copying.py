@@ -165,14 +165,7 @@ def condition(record: Record, now_ms: int) -> Literal["lasting", "expired", "liv
 
 def shifted(record: Record, by_ms: int) -> Record:
     """Return the record with its times moved to another clock, and without a holder."""
-    hard_until = record.hard_until_ms
-    return replace(
-        record,
-        token=b"",
-        until_ms=record.until_ms + by_ms,
-        hard_until_ms=hard_until + by_ms if hard_until else 0,
-        keep_until_ms=record.keep_until_ms + by_ms,
-    )
+    return replace(record.shifted(by_ms), token=b"")
 
 
 def is_former(theirs: Record, ours: Record, now_ms: int) -> bool:

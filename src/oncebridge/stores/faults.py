@@ -11,9 +11,13 @@ class ServerFault(Struct, frozen=True):
     """What was found."""
     remedy: str = ""
     """What to do about it."""
-    separator: str = "; "
-    """The text between the two."""
+
+    @property
+    def is_sql(self) -> bool:
+        """True if the remedy is a statement to run."""
+        return self.remedy.startswith(("ALTER", "GRANT"))
 
     @property
     def text(self) -> str:
-        return f"{self.seen}{self.separator}{self.remedy}" if self.remedy else self.seen
+        separator = ": " if self.is_sql else "; "
+        return f"{self.seen}{separator}{self.remedy}" if self.remedy else self.seen

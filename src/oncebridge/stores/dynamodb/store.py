@@ -74,10 +74,6 @@ class _Expiry(Struct, rename="pascal"):
     time_to_live_description: _TimeToLive
 
 
-_described = msgspec.json.Decoder(_TableDescription).decode
-_expiry = msgspec.json.Decoder(_Expiry).decode
-
-
 class DynamoDBOptions(AwsStoreOptions, frozen=True, kw_only=True):
     """Options of the DynamoDB store."""
 
@@ -96,11 +92,7 @@ class DynamoDBStore(ConditionalStore, Portable):
     Options: ClassVar = DynamoDBOptions
 
     def __init__(
-        self,
-        table: str,
-        options: DynamoDBOptions | None = None,
-        *,
-        clock: Clock | None = None,
+        self, table: str, options: DynamoDBOptions | None = None, *, clock: Clock | None = None
     ) -> None:
         options = options or DynamoDBOptions()
         found = _ARN.fullmatch(table)
@@ -151,7 +143,8 @@ class DynamoDBStore(ConditionalStore, Portable):
     async def open(self) -> None:
         if self._is_open:
             return
-        await self._connect()
+        with _as_config_error():
+            await self._client.open()
         table = await self._describe()
         if table is None:
             raise ConfigError("", advice("ResourceNotFound", "", self._name))
@@ -168,12 +161,6 @@ class DynamoDBStore(ConditionalStore, Portable):
             await self._table.write(Records([_PROBE]), [b"never"])
         self._is_open = True
 
-    async def _connect(self) -> None:
-        try:
-            await self._client.open()
-        except (NotSent, Unclear) as error:
-            raise StoreUnavailable(f"DynamoDB: {error}") from None
-
     async def _describe(self) -> _Table | None:
         asked = {"TableName": self._name}
         try:
@@ -186,7 +173,7 @@ class DynamoDBStore(ConditionalStore, Portable):
         except ConfigError:
             self._time.check()  # a wrong clock may be why the signature was refused
             raise
-        return decoded(_described, answer).table
+        return decoded(_TableDescription, answer).table
 
     def _check(self, table: _Table) -> None:
         """Raise `ConfigError` if the table cannot be used."""
@@ -229,7 +216,7 @@ class DynamoDBStore(ConditionalStore, Portable):
 
     async def _read_expiry(self) -> _TimeToLive:
         answer = await self._table.call("DescribeTimeToLive", {"TableName": self._name})
-        return decoded(_expiry, answer).time_to_live_description
+        return decoded(_Expiry, answer).time_to_live_description
 
     # --- state ---------------------------------------------------------------------------
 
@@ -244,20 +231,14 @@ class DynamoDBStore(ConditionalStore, Portable):
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._count_from_s:
             self._count_from_s = now_s + _COUNT_EVERY_S
-            await self._count()
+            # Without an answer, records can be read and written nevertheless.
+            with suppress(OncebridgeError, TimeoutError):
+                async with asyncio.timeout(_COUNT_WITHIN_S):
+                    table = await self._describe()
+                if table is not None:
+                    records, size = table.item_count or None, table.table_size_bytes or None
+                    self._counted = {"records": records, "bytes": size}
         return {**self._counted, **self._time.health()}
-
-    async def _count(self) -> None:
-        try:
-            async with asyncio.timeout(_COUNT_WITHIN_S):
-                table = await self._describe()
-        except (OncebridgeError, TimeoutError):
-            return  # records can be read and written nevertheless
-        if table is not None:
-            self._counted = {
-                "records": table.item_count or None,
-                "bytes": table.table_size_bytes or None,
-            }
 
     # --- all records ---------------------------------------------------------------------
 
@@ -292,26 +273,24 @@ class DynamoDBStore(ConditionalStore, Portable):
 
     async def migrate(self) -> list[str]:
         """Create the table if there is none, and switch its expiry on; safe to repeat."""
-        await self._connect()
+        with _as_config_error():
+            await self._client.open()
         done: list[str] = []
         if await self._describe() is None:
-            await self._create()
+            asked = {
+                "TableName": self._name,
+                "AttributeDefinitions": [_KEY_TYPE],
+                "KeySchema": _KEY,
+                "BillingMode": "PAY_PER_REQUEST",
+            }
+            with _as_config_error(), suppress(AwsError):  # another process is creating it
+                await self._table.call("CreateTable", asked, ("ResourceInUseException",))
             done.append(f"created the table {self._name}, billed on demand")
         table = await self._wait_until_active()
         self._check(table)
         if table.multi_region_consistency != "STRONG" and await self._switch_expiry_on():
             done.append(f"switched expiry on for the table {self._name}")
         return done
-
-    async def _create(self) -> None:
-        asked = {
-            "TableName": self._name,
-            "AttributeDefinitions": [_KEY_TYPE],
-            "KeySchema": _KEY,
-            "BillingMode": "PAY_PER_REQUEST",
-        }
-        with _as_config_error(), suppress(AwsError):  # another process is creating it
-            await self._table.call("CreateTable", asked, ("ResourceInUseException",))
 
     async def _wait_until_active(self) -> _Table:
         now_s = asyncio.get_running_loop().time
@@ -354,6 +333,8 @@ def _as_config_error() -> Iterator[None]:
     """Raise `ConfigError` for what no retry solves."""
     try:
         yield
+    except (NotSent, Unclear) as error:
+        raise StoreUnavailable(f"DynamoDB: {error}") from None
     except StoreUnavailable:
         raise
     except StoreError as error:

@@ -20,14 +20,14 @@ from msgspec import UNSET, Struct, UnsetType, field
 from oncebridge.aws.client import AwsClient, AwsError, NotSent, Unclear
 from oncebridge.base.clock import Clock
 from oncebridge.errors import ConfigError, StoreError, StoreUnavailable
-from oncebridge.stores.api import Column, NoAnswer, spread
+from oncebridge.stores.api import Column, NoAnswer, answered, spread
 from oncebridge.stores.conditional import (
+    ConditionalBackend,
     Records,
     VersionedRecord,
     mapped,
     places_of,
     version_of,
-    write_in_turn,
 )
 from oncebridge.stores.record_encoding import FORM, check_form, decode_record, encode_records
 
@@ -98,19 +98,11 @@ class _Cancelled(Struct, rename="pascal"):
     cancellation_reasons: list[_StatementError] = []
 
 
-_found = msgspec.json.Decoder(_ReadItems).decode
-_page = msgspec.json.Decoder(_ScanPage).decode
-_results = msgspec.json.Decoder(_StatementResults).decode
-_cancelled = msgspec.json.Decoder(_Cancelled).decode
-_an_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_Object = dict[str, msgspec.Raw]
 
 
-class DynamoDBTable:
-    """
-    The table *name*; see `oncebridge.stores.conditional.ConditionalBackend`.
-
-    Keys that DynamoDB leaves unread are requested again for *timeout_s*.
-    """
+class DynamoDBTable(ConditionalBackend):
+    """The table *name*; keys that DynamoDB leaves unread are requested again for *timeout_s*."""
 
     def __init__(self, client: AwsClient, name: str, *, clock: Clock, timeout_s: float) -> None:
         self.has_transactions = True
@@ -118,14 +110,11 @@ class DynamoDBTable:
         """How many statements were run: at least two for each item that was added."""
         self._client = client
         self._name = name
-        self._clock = clock
+        self.now_ms = clock
         self._timeout_s = timeout_s
         # The name was checked; all values are parameters.
         self._insert = f"INSERT INTO \"{name}\" VALUE {{'r': ?, 'x': ?, 'k': ?}}"
         self._update = f'UPDATE "{name}" SET r = ?, x = ? WHERE k = ? AND r = ?'  # noqa: S608
-
-    def now_ms(self) -> int:
-        return self._clock()
 
     async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
         return await _in_chunks(keys, _READS, self._read)
@@ -149,7 +138,7 @@ class DynamoDBTable:
         self, records: Records, before: Column[VersionedRecord | None], sizes: Sequence[int]
     ) -> list[Any]:
         if not self.has_transactions:
-            return await write_in_turn(self, records, before, sizes)
+            return await super().write_together(records, before, sizes)
         items, versions = self._items(records)
         expected = spread(mapped(version_of, before), len(items))
         groups = places_of(sizes)
@@ -177,23 +166,17 @@ class DynamoDBTable:
         (found,) = await self._stored([_FORM])
         while found is None:
             (answer,) = await self._execute([statement])
-            (found,) = [answer] if isinstance(answer, NoAnswer) else await self._stored([_FORM])
-        if isinstance(found, NoAnswer):
-            raise StoreUnavailable(found.reason)
-        check_form(found.r.value, f"the DynamoDB table {self._name}")
+            answered(answer)
+            (found,) = await self._stored([_FORM])
+        check_form(answered(found).r.value, f"the DynamoDB table {self._name}")
 
     async def scan(
         self, place: bytes, limit: int, *, consistent: bool = True
     ) -> tuple[list[VersionedRecord], bytes]:
         """Return about *limit* records from *place* on, and the next place; empty at the end."""
-        asked: dict[str, Any] = {
-            "TableName": self._name,
-            "Limit": limit,
-            "ConsistentRead": consistent,
-        }
-        if place:
-            asked["ExclusiveStartKey"] = {"k": {"B": place}}
-        page = decoded(_page, await self.call("Scan", asked))
+        start: dict[str, Any] = {"ExclusiveStartKey": {"k": {"B": place}}} if place else {}
+        asked = {"TableName": self._name, "Limit": limit, "ConsistentRead": consistent, **start}
+        page = decoded(_ScanPage, await self.call("Scan", asked))
         following = page.last_evaluated_key
         entries = [_entry(item) for item in page.items if item.k.value != _FORM]
         return entries, following.k.value if following else b""
@@ -227,7 +210,7 @@ class DynamoDBTable:
         while True:
             asked = {"Keys": [{"k": {"B": place}} for place in unread], "ConsistentRead": True}
             answer = await self.call("BatchGetItem", {"RequestItems": {self._name: asked}})
-            page = decoded(_found, answer)
+            page = decoded(_ReadItems, answer)
             for items in page.responses.values():
                 found |= {item.k.value: item for item in items}
             unread = [key.k.value for left in page.unprocessed_keys.values() for key in left.keys]
@@ -255,7 +238,7 @@ class DynamoDBTable:
     async def _execute(self, statements: Sequence[Any]) -> list[Any]:
         """Run statements; return True for each that has written, None where its condition failed."""
         answer = await self.call("BatchExecuteStatement", {"Statements": statements})
-        results = decoded(_results, answer).responses
+        results = decoded(_StatementResults, answer).responses
         if len(results) != len(statements):
             raise StoreUnavailable("DynamoDB answered for another number of statements")
         return [
@@ -272,7 +255,7 @@ class DynamoDBTable:
             answer = await self.call("DeleteItem", asked, expected)
         except AwsError:
             return [False]
-        decoded(_an_object, answer)
+        decoded(_Object, answer)
         return [True]
 
     def _put(self, values: _Values, before: bytes | None) -> dict[str, Any]:
@@ -291,8 +274,8 @@ class DynamoDBTable:
         try:
             answer = await self.call("TransactWriteItems", asked, ("TransactionCanceledException",))
         except AwsError as error:
-            return [self._refused(decoded(_cancelled, error.body).cancellation_reasons)]
-        decoded(_an_object, answer)  # another server's page does not confirm anything
+            return [self._refused(decoded(_Cancelled, error.body).cancellation_reasons)]
+        decoded(_Object, answer)  # another server's page does not confirm anything
         return [True]
 
     def _refused(self, failures: Sequence[_StatementError]) -> NoAnswer | None:
@@ -356,12 +339,12 @@ def _condition(before: bytes | None) -> dict[str, Any]:
     return {"ConditionExpression": "r = :r", "ExpressionAttributeValues": values}
 
 
-def decoded(decode: Callable[[bytes], _T], body: bytes) -> _T:
+def decoded(kind: type[_T], body: bytes) -> _T:
     """Return an answer; raise `StoreError` if it has items of others."""
     try:
-        return decode(body)
+        return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
-        if isinstance(error, msgspec.ValidationError) and decode in (_found, _page):
+        if isinstance(error, msgspec.ValidationError) and kind in (_ReadItems, _ScanPage):
             raise StoreError(
                 "the DynamoDB table has items that are not from oncebridge; use a separate table"
             ) from None

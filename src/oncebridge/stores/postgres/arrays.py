@@ -33,15 +33,19 @@ _ONE_NUMBER: Final = Struct(">iiIiiiq")
 
 def claim_arrays(wants: Wants) -> tuple[Any, ...]:
     """Return claims as the arrays that the function `claim` takes."""
-    sizes, lasts = wants.sizes, list[int]()
-    columns: Sequence[Column[Any]]
-    columns = wants.token, wants.generation, wants.lease_ms, wants.keep_ms, wants.memo
-    if sizes is not None:
-        columns = [wants.by_key(column) for column in columns]
-        for size in sizes:
-            lasts += [len(lasts) + size] * size
+    lasts: list[int] = []
+    for size in wants.sizes or ():
+        lasts += [len(lasts) + size] * size
+    columns: Sequence[Any] = (
+        wants.token,
+        wants.generation,
+        wants.lease_ms,
+        wants.keep_ms,
+        wants.memo,
+    )
     keys, wholes = stored_keys(wants.keys)
-    return keys, *map(as_array, (*columns, wants.hash, wants.slide_ms)), lasts, wholes
+    parts = *map(wants.by_key, columns), wants.hash, wants.slide_ms
+    return keys, *map(as_array, parts), lasts, wholes
 
 
 def arrays(batch: Columns[Any]) -> tuple[Any, ...]:

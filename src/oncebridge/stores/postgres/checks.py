@@ -72,14 +72,12 @@ def server_faults(found: Any) -> Iterator[ServerFault]:
             f"transactions start as {found['isolation']!r}, but must see what others commit "
             "meanwhile",
             f"ALTER ROLE {role} SET default_transaction_isolation = 'read committed'",
-            ": ",
         )
     if found["synchronous_commit"] == "off":
         yield ServerFault(
             "synchronous-commit",
             "synchronous_commit is off, so a crash of the server would lose what it has confirmed",
             f"ALTER ROLE {role} SET synchronous_commit = on",
-            ": ",
         )
 
 
@@ -114,16 +112,11 @@ async def table_faults(link: Link, pool: Pool, layout: Layout) -> list[ServerFau
     if found["rights"]:
         missing, role = ", ".join(found["rights"]), quoted(found["role"])
         grant = f"GRANT {missing} ON {layout.named()} TO {role}"
-        faults.append(ServerFault("rights", "a privilege is missing", grant, ": "))
+        faults.append(ServerFault("rights", "a privilege is missing", grant))
     if found["persistence"] != "p":
-        faults.append(
-            ServerFault(
-                "unlogged",
-                f"{shown} is not logged, and a crash of the server would empty it",
-                f"ALTER TABLE {layout.named()} SET LOGGED",
-                ": ",
-            )
-        )
+        seen = f"{shown} is not logged, and a crash of the server would empty it"
+        remedy = f"ALTER TABLE {layout.named()} SET LOGGED"
+        faults.append(ServerFault("unlogged", seen, remedy))
     return faults
 
 

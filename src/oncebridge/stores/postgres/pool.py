@@ -33,6 +33,7 @@ _OUTDATED = frozenset({"26000", "42P05"})
 _LOST = frozenset({"57P01", "57P02", "57P03", "57P05", "40003"})
 """The connection was lost, so that the result of the statement is not known."""
 _READ_ONLY = "25006"
+_BROKEN = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 
 _ARRAYS: Final = [
     {"oid": oid, "name": name, "elemtype": element, "ns": "pg_catalog", "elemdelim": ","}
@@ -80,14 +81,14 @@ class Link:
 
     async def prepared(self, query: str) -> "PreparedStatement[Any]":
         if query not in self.statements:
-            name = f"oncebridge_{len(self.statements)}" if await self._asks_the_server() else ""
+            name = f"oncebridge_{len(self.statements)}" if await self.is_direct() else ""
             self.statements[query] = await self.connection.prepare(query, name=name)
         return self.statements[query]
 
-    async def _asks_the_server(self) -> bool:
+    async def is_direct(self) -> bool:
+        """Return True if the server itself answers; a pooler reports its own process numbers."""
         if self._is_direct is None:
             pid = await self.connection.fetchval("SELECT pg_backend_pid()")
-            # A pooler reports its own process numbers.
             self._is_direct = pid == self.connection.get_server_pid()
         return self._is_direct
 
@@ -132,8 +133,7 @@ class Pool:
         # Usually a connection is idle and has prepared it; then the driver alone limits the time.
         left, seconds, loop = None, self._timeout_s, asyncio.get_running_loop()
         link = None if self._loop is not loop or self._slots.locked() else self._idle_link()
-        statement = link.statements.get(query) if link is not None else None
-        if link is not None and statement is None:
+        if link is not None and (statement := link.statements.get(query)) is None:
             self._idle.append(link)
         elif link is not None and statement is not None:
             ends_s = loop.time() + seconds
@@ -198,22 +198,22 @@ class Pool:
         try:
             done = await work
         except asyncpg.PostgresError as error:
-            if error.sqlstate == _READ_ONLY:  # it has become a standby, and so have the others
+            state = sqlstate(error)
+            if state == _READ_ONLY:  # it has become a standby, and so have the others
                 self._drop_idle()
-            state = error.sqlstate or ""
             # The prepared statement does not exist any more, or was replaced.
             is_outdated = state in _OUTDATED or isinstance(
                 error, asyncpg.InvalidCachedStatementError
             )
             self._settle(link, is_outdated or state == _READ_ONLY)
             if is_outdated or state.startswith("08") or state in _LOST:
-                raise NoReply(f"{self.address.shown!r}: {_error_text(error)}") from error
+                raise NoReply(f"{self.address.shown!r}: {error_text(error)}") from error
             raise
-        except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        except _BROKEN as error:
             self._settle(link, True)
             if isinstance(error, ValueError | TimeoutError):  # cannot be written, or is too slow
                 raise
-            raise NoReply(f"{self.address.shown!r}: {_error_text(error)}") from error
+            raise NoReply(f"{self.address.shown!r}: {error_text(error)}") from error
         except BaseException:
             self._settle(link, True)
             raise
@@ -245,11 +245,7 @@ class Pool:
             self._close_later(self._idle.pop())
 
     def _close_later(self, link: Link) -> None:
-        """
-        Close a connection in the background.
-
-        If a statement is running on it, the driver asks the server to cancel that first.
-        """
+        """Close a connection in the background; the driver first cancels what runs on it."""
         task = asyncio.get_running_loop().create_task(_close(link.connection))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
@@ -286,9 +282,7 @@ class Pool:
         raise why
 
     async def _connect_to(self, host: Host | None) -> Link:
-        named = (
-            {} if "application_name=" in self.address.dsn else {"application_name": "oncebridge"}
-        )
+        is_named = "application_name=" in self.address.dsn
         what = f"{self.address.shown!r}: " + (f"{host[0]}:{host[1]}: " if host else "")
         try:
             connection = await asyncpg.connect(
@@ -297,7 +291,7 @@ class Pool:
                 port=host and host[1],
                 timeout=self._connect_s,
                 statement_cache_size=0,
-                server_settings=named,
+                server_settings={} if is_named else {"application_name": "oncebridge"},
                 target_session_attrs=SessionAttribute(self.address.session),
             )
         except asyncpg.TargetServerAttributeNotMatched:
@@ -308,15 +302,12 @@ class Pool:
             raise AccessRefused(f"{what}its certificate: {error.verify_message}") from error
         except TimeoutError:
             raise NotConnected(f"{what}no connection within {self._connect_s:g}s") from None
-        except asyncpg.PostgresError as error:
-            is_shut = (error.sqlstate or "")[:2] in ("28", "3D", "42")
-            raise (AccessRefused if is_shut else NotConnected)(
-                f"{what}{_error_text(error)}"
-            ) from error
         except UnicodeError:
             raise AccessRefused(f"{what}not a valid host name") from None
-        except (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-            raise NotConnected(f"{what}{_error_text(error)}") from error
+        except (asyncpg.PostgresError, *_BROKEN) as error:
+            is_refused = sqlstate(error)[:2] in ("28", "3D", "42")
+            failure = AccessRefused if is_refused else NotConnected
+            raise failure(f"{what}{error_text(error)}") from error
         settings: Any = connection.get_settings()
         with suppress(AttributeError, TypeError):  # then the driver encodes them, which is slower
             for oid, name, encode in _CODECS:
@@ -344,7 +335,11 @@ async def _close(connection: "asyncpg.Connection[Any]") -> None:
         connection.terminate()
 
 
-def _error_text(error: Exception) -> str:
-    state = getattr(error, "sqlstate", None)
+def sqlstate(error: Exception) -> str:
+    return getattr(error, "sqlstate", None) or ""
+
+
+def error_text(error: Exception) -> str:
+    """Return the text of an error, with its SQLSTATE."""
     text = str(error) or type(error).__name__
-    return f"{text} ({state})" if state else text
+    return f"{text} ({sqlstate(error)})" if sqlstate(error) else text

@@ -134,6 +134,8 @@ BEGIN
                 CASE p.objection WHEN 2 THEN -p.remaining WHEN 3 THEN -p.part ELSE p.part END,
                 p.key DESC
         LOOP
+            part := seen.part;
+            memo := seen.memo;
             IF seen.last IS DISTINCT FROM want THEN
                 want := seen.last;
                 against := seen.objection;
@@ -142,11 +144,9 @@ BEGIN
                     IF against IN (1, 4) AND seen.slides THEN
                         slid := slid || seen.part;
                     END IF;
-                    part := seen.part;
                     verdict := CASE against WHEN 2 THEN 3 WHEN 3 THEN 4 ELSE 2 END;
                     number := CASE against WHEN 2 THEN seen.remaining ELSE seen.fate END;
                     generation := '';
-                    memo := seen.memo;
                     RETURN NEXT;
                 END IF;
             END IF;
@@ -159,11 +159,9 @@ BEGIN
             ELSIF seen.objection = 5 THEN
                 taken := taken || seen.part;
             ELSIF NOT seen.as_asked THEN
-                part := seen.part;
                 verdict := 1;
                 number := seen.attempts;
                 generation := seen.generation;
-                memo := seen.memo;
                 RETURN NEXT;
             END IF;
         END LOOP;
@@ -435,7 +433,6 @@ $$;
 CREATE OR REPLACE FUNCTION @forget@(keys bytea[], told bigint) RETURNS bytea[]
 LANGUAGE plpgsql VOLATILE @settings@
 AS $$
-#variable_conflict use_column
 DECLARE
     locked bytea[] := ARRAY(
         SELECT r.key FROM @records@ AS r WHERE r.key = ANY (keys) ORDER BY r.key FOR UPDATE

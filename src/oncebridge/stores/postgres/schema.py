@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.resources import files
+from typing import Any
 
 from msgspec import Struct
 
@@ -79,7 +80,6 @@ _LOCK = 0x6F6E6365  # any number does, if it is always the same
 class Layout(Struct, frozen=True, dict=True):
     """One of our tables, with the functions and indexes in *file*."""
 
-    title: str
     file: str
     version: int
     rights: tuple[str, ...]
@@ -118,7 +118,7 @@ class Layout(Struct, frozen=True, dict=True):
         text = self._text.replace("@operation@", _OPERATION)
         body = _NAME.sub(lambda found: names.get(found[1]) or self.named(found[1]), text)
         return _FRAME.format(
-            title=self.title,
+            title=kind.capitalize(),
             version=self.version,
             versions=self.versions,
             schema=quoted(self.schema),
@@ -131,8 +131,14 @@ class Layout(Struct, frozen=True, dict=True):
         )
 
 
-def checked_names(schema: str, table: str) -> tuple[str, str]:
-    """Return both names; raise `ConfigError` if they are too long or need quoting."""
+def chosen_names(options: Any, given: Mapping[str, str], default: str) -> tuple[str, str]:
+    """
+    Return the names of the schema and the table, from *options* or from an address.
+
+    Raise `ConfigError` if the two differ, or if a name is too long or needs quoting.
+    """
+    schema = _chosen("schema", options.schema, given, "public")
+    table = _chosen("table", options.table, given, default)
     if not _SCHEMA.fullmatch(schema):
         raise ConfigError(
             "schema", f"{schema!r}: must be letters, digits, _ and -, at most 63 of them"
@@ -142,8 +148,7 @@ def checked_names(schema: str, table: str) -> tuple[str, str]:
     return schema, table
 
 
-def choose(name: str, option: str | None, given: Mapping[str, str], default: str) -> str:
-    """Return the value of the options or of the address; raise `ConfigError` if they differ."""
+def _chosen(name: str, option: str | None, given: Mapping[str, str], default: str) -> str:
     written = given.get(name)
     if option is not None and written is not None and option != written:
         raise ConfigError(name, f"is {option!r}, but the address has {written!r}; remove one")

@@ -15,7 +15,7 @@ operations are functions in the database (`records.sql`). A duplicate is found b
 writes nothing.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
@@ -53,15 +53,21 @@ from oncebridge.stores.api import (
     Wants,
 )
 from oncebridge.stores.conditional import Records, mapped
-from oncebridge.stores.postgres.address import PostgresAddress, read_address
+from oncebridge.stores.postgres.address import read_address
 from oncebridge.stores.postgres.arrays import arrays, claim_arrays, stored_keys
 from oncebridge.stores.postgres.checks import check_server, check_table, migrate
-from oncebridge.stores.postgres.pool import AccessRefused, NoReply, NotConnected, Pool
-from oncebridge.stores.postgres.schema import Layout, checked_names, choose
+from oncebridge.stores.postgres.pool import (
+    AccessRefused,
+    NoReply,
+    NotConnected,
+    Pool,
+    error_text,
+    sqlstate,
+)
+from oncebridge.stores.postgres.schema import Layout, chosen_names
 from oncebridge.stores.postgres.writers import Settling
 
 _T = TypeVar("_T")
-_Chunk = TypeVar("_Chunk", bound=Sized)
 _Batch = TypeVar("_Batch", Wants, Commits, Releases, Extensions, Records)
 
 _VERSION: Final = 2
@@ -79,8 +85,8 @@ _COMMITTED: Final[tuple[CommitAnswer, ...]] = (Reply.COMMITTED, Reply.ALREADY, R
 _RELEASED: Final[tuple[ReleaseAnswer, ...]] = (Reply.RELEASED, Reply.FENCED)
 _EXTENDED: Final[tuple[ExtendAnswer, ...]] = (Reply.EXTENDED, Reply.FENCED)
 _REMEMBERED: Final[tuple[RememberAnswer, ...]] = (Reply.REMEMBERED, Reply.KNOWN)
-_COLUMNS = """until_ms, keep_until_ms, hard_until_ms, attempts, fate, key, token, generation,
-    hash, memo, whole_key"""
+_COLUMNS = """key, token, generation, until_ms, attempts, hash, fate, memo, hard_until_ms,
+    keep_until_ms, whole_key"""
 _SIZE = """
 SELECT
     CASE
@@ -100,8 +106,7 @@ class PostgresOptions(Struct, frozen=True, kw_only=True):
     """Options of the Postgres store."""
 
     table: Annotated[
-        str | None,
-        Doc("The table for records, if not oncebridge_records.", "crm_records"),
+        str | None, Doc("The table for records, if not oncebridge_records.", "crm_records")
     ] = None
     schema: Annotated[str | None, Doc("The schema of the table, if not public.", "oncebridge")] = (
         None
@@ -132,11 +137,8 @@ class PostgresStore(Portable):
     ) -> None:
         options = options or PostgresOptions()
         address, given = read_address(url, ("table", "schema"))
-        schema, table = checked_names(
-            choose("schema", options.schema, given, "public"),
-            choose("table", options.table, given, "oncebridge_records"),
-        )
-        self.layout = Layout("Records", "records.sql", _VERSION, _RIGHTS, schema, table)
+        schema, table = chosen_names(options, given, "oncebridge_records")
+        self.layout = Layout("records.sql", _VERSION, _RIGHTS, schema, table)
         self.pool = Pool(
             address,
             size=options.connections,
@@ -155,14 +157,10 @@ class PostgresStore(Portable):
         """Use the database of `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`."""
         return cls(url, options)
 
-    @property
-    def address(self) -> PostgresAddress:
-        return self.pool.address
-
     # --- setting up --------------------------------------------------------------------
 
     async def open(self) -> None:
-        await _opened(self._check())
+        await _answered(self._check(), is_start=True)
 
     async def _check(self) -> None:
         await self.pool.run(lambda link: check_server(link, self.pool))
@@ -170,7 +168,7 @@ class PostgresStore(Portable):
 
     async def migrate(self) -> list[str]:
         """Create or update the table; safe to repeat, and for several processes at once."""
-        return await _opened(migrate(self.pool, self.layout))
+        return await _answered(migrate(self.pool, self.layout), is_start=True)
 
     def migration_sql(self) -> str:
         """Return the SQL that `migrate` runs."""
@@ -189,7 +187,7 @@ class PostgresStore(Portable):
             each, latest = await self._claim(some)
             return each
 
-        return ClaimAnswers(wants, await self._chunks(ask, _split(wants)), latest)
+        return ClaimAnswers(wants, await _in_chunks(ask, wants), latest)
 
     async def _claim(
         self, wants: Wants, *, is_retry: bool = False
@@ -208,13 +206,13 @@ class PostgresStore(Portable):
         return each, now_ms
 
     async def commit(self, commits: Commits) -> list[CommitAnswer]:
-        return await self._change("commit", arrays, _split(commits), _COMMITTED)
+        return await self._change("commit", arrays, commits, _COMMITTED)
 
     async def release(self, releases: Releases) -> list[ReleaseAnswer]:
-        return await self._change("release", arrays, _split(releases), _RELEASED)
+        return await self._change("release", arrays, releases, _RELEASED)
 
     async def extend(self, extensions: Extensions) -> list[ExtendAnswer]:
-        return await self._change("extend", arrays, _split(extensions), _EXTENDED)
+        return await self._change("extend", arrays, extensions, _EXTENDED)
 
     async def remember(self, memories: Memories) -> list[RememberAnswer]:
         asked, ends = memories, memories.window_ms
@@ -232,41 +230,35 @@ class PostgresStore(Portable):
             some = replace(some, fate=mapped(lambda fate: fate or 0, some.fate))
             return remembered, *arrays(some), stored_keys(some.keys)[1]
 
-        return await self._change("put", arguments, _split(records), _REMEMBERED)
+        return await self._change("put", arguments, records, _REMEMBERED)
 
     async def _change(
         self,
         function: str,
-        as_arguments: Callable[[_Chunk], tuple[Any, ...]],
-        chunks: Sequence[_Chunk],
+        as_arguments: Callable[[_Batch], tuple[Any, ...]],
+        batch: _Batch,
         replies: tuple[_T, ...],
     ) -> list[_T | NoAnswer]:
         """Call a function that returns only the items which do not have the first of *replies*."""
 
-        async def ask(some: _Chunk) -> list[_T]:
+        async def ask(some: _Batch) -> list[_T]:
             rows = await self._call(function, *as_arguments(some))
             answers = [replies[0]] * len(some)
             for part, verdict in rows:
                 answers[part - 1] = replies[verdict]
             return answers
 
-        return await self._chunks(ask, chunks)
+        return await _in_chunks(ask, batch)
 
     async def peek(self, keys: Sequence[bytes]) -> list[Record | None]:
-        found: dict[bytes, Record] = {}
-        stored, _ = stored_keys([*keys])
-        for at in range(0, len(keys), _CHUNK):
-            rows = await self._ask(f"{self._select} WHERE key = ANY ($1)", stored[at : at + _CHUNK])
-            found |= {record.key: record for record in map(_record, rows)}
+        rows, _ = await self._ask_by_key(f"{self._select} WHERE key = ANY ($1)", keys)
+        found = {record.key: record for record in map(_record, rows)}
         return [found.get(key) for key in keys]
 
     async def forget(self, keys: Sequence[bytes]) -> list[bool]:
-        gone: set[bytes] = set()
-        stored, _ = stored_keys([*keys])
-        for at in range(0, len(keys), _CHUNK):
-            done = f"unnest({self.layout.named('forget')}($1, $2))"
-            some = stored[at : at + _CHUNK]
-            gone |= {key for (key,) in await self._ask(f"SELECT {done}", some, self._test_time())}
+        query = f"SELECT unnest({self.layout.named('forget')}($1, $2))"
+        rows, stored = await self._ask_by_key(query, keys, self._test_time())
+        gone = {key for (key,) in rows}
         return [key in gone for key in stored]
 
     async def purge(self, limit: int = 1000) -> int:
@@ -303,12 +295,7 @@ class PostgresStore(Portable):
         return int(now_ms)
 
     async def health(self) -> Mapping[str, int | None]:
-        """
-        Return the size of the table with its index, and about how many rows it has.
-
-        The number of rows is the server's estimate from the last vacuum or analyze; None if
-        there was none.
-        """
+        """Return the table's size with its index, and its rows as of the last vacuum or analyze."""
         ((records, size),) = await self._ask(_SIZE, self.layout.named())
         return {"records": records, "bytes": size}
 
@@ -350,31 +337,35 @@ class PostgresStore(Portable):
             self._calls[name] = query
         return self._ask(query, *args, self._test_time())
 
-    async def _ask(self, query: str, *args: Any) -> list[Any]:
+    async def _ask_by_key(
+        self, query: str, keys: Sequence[bytes], *more: Any
+    ) -> tuple[list[Any], list[bytes]]:
+        """Return the rows for *keys*, and the keys as they are stored."""
+        stored, _ = stored_keys([*keys])
+        rows: list[Any] = []
+        for at in range(0, len(stored), _CHUNK):
+            rows += await self._ask(query, stored[at : at + _CHUNK], *more)
+        return rows, stored
+
+    def _ask(self, query: str, *args: Any) -> Awaitable[list[Any]]:
+        return _answered(self.pool.fetch(query, *args))
+
+
+async def _in_chunks(
+    ask: Callable[[_Batch], Awaitable[list[_T]]], batch: _Batch
+) -> list[_T | NoAnswer]:
+    count = len(batch)
+    if count <= _CHUNK:
+        return [*await ask(batch)] if count else []
+    answers: list[_T | NoAnswer] = []
+    for at in range(0, count, _CHUNK):
         try:
-            return await self.pool.fetch(query, *args)
-        except (NotConnected, NoReply, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise _translated(error) from error
-
-    async def _chunks(
-        self, ask: Callable[[_Chunk], Awaitable[list[_T]]], chunks: Sequence[_Chunk]
-    ) -> list[_T | NoAnswer]:
-        answers: list[_T | NoAnswer] = []
-        for number, chunk in enumerate(chunks):
-            try:
-                answers += await ask(chunk)
-            except StoreUnavailable as error:
-                if not number:
-                    raise
-                return answers + [NoAnswer(str(error))] * sum(map(len, chunks[number:]))
-        return answers
-
-
-def _split(batch: _Batch) -> list[_Batch]:
-    starts, count = range(0, len(batch), _CHUNK), len(batch)
-    if len(starts) == 1:
-        return [batch]
-    return [batch.select(range(at, min(at + _CHUNK, count))) for at in starts]
+            answers += await ask(batch.select(range(at, min(at + _CHUNK, count))))
+        except StoreUnavailable as error:
+            if not at:
+                raise
+            return answers + [NoAnswer(str(error))] * (count - at)
+    return answers
 
 
 # --- rows to answers ---------------------------------------------------------------------
@@ -384,12 +375,11 @@ def _note_exceptions(
     each: list[ClaimAnswer | int], wants: Wants, rows: Sequence[Any], now_ms: int
 ) -> None:
     """Put the answers in *rows*, which are about parts, in the places of their wants in *each*."""
-    keys, sizes = wants.keys, wants.sizes
-    owners = sizes and [at for at, size in enumerate(sizes) for _ in range(size)]
+    owners: Any = wants.by_key([*range(len(wants))])
     held: dict[int, dict[int, Held]] = {}
     for _, part, verdict, number, generation, memo in rows:
         place = part - 1
-        key, at = keys[place], owners[place] if owners else place
+        key, at = wants.keys[place], owners[place]
         match verdict:
             case 1:
                 held.setdefault(at, {})[place] = Held(key, generation, number, memo)
@@ -409,36 +399,30 @@ def _note_exceptions(
 
 
 def _record(row: Any) -> Record:
-    until, keep_until, hard_until, attempts, fate, key, token, generation, hash_, memo, whole = row
-    key = whole or key
-    return Record(
-        key, token, generation, until, attempts, hash_, _FATES[fate], memo, hard_until, keep_until
-    )
+    *values, whole = row
+    values[0] = whole or values[0]
+    values[6] = _FATES[values[6]]
+    return Record(*values)
 
 
 # --- errors --------------------------------------------------------------------------------
 
 
-async def _opened(work: Awaitable[_T]) -> _T:
-    """Do *work* of the start; raise `ConfigError` if an operator has to change something."""
+async def _answered(work: Awaitable[_T], *, is_start: bool = False) -> _T:
+    """
+    Return the result of *work*; raise `StoreUnavailable` if a retry may help, else `StoreError`.
+
+    A login that is refused at the start is a `ConfigError`.
+    """
     try:
         return await work
     except AccessRefused as error:
-        raise ConfigError("", str(error)) from error
-    except (NotConnected, NoReply, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-        raise _translated(error) from error
-
-
-def _translated(error: Exception) -> StoreError:
-    """Return `StoreUnavailable` if a retry may help, otherwise `StoreError`."""
-    if isinstance(error, AccessRefused):
-        return StoreError(str(error))
-    if isinstance(error, NotConnected | NoReply):
-        return StoreUnavailable(str(error))
-    state = getattr(error, "sqlstate", None) or ""
-    text = f"{error} ({state})" if state else str(error)
-    if state[:2] in _PASSING:
-        return StoreUnavailable(text)
-    if state in ("42P01", "42883"):  # a table or function is missing, or too old
-        return StoreError(f"{text}; run `oncebridge migrate`")
-    return StoreError(text)
+        raise (ConfigError("", str(error)) if is_start else StoreError(str(error))) from error
+    except (NotConnected, NoReply) as error:
+        raise StoreUnavailable(str(error)) from error
+    except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        if sqlstate(error)[:2] in _PASSING:
+            raise StoreUnavailable(error_text(error)) from error
+        is_outdated = sqlstate(error) in ("42P01", "42883")  # a table or function is missing
+        advice = "; run `oncebridge migrate`" if is_outdated else ""
+        raise StoreError(error_text(error) + advice) from error

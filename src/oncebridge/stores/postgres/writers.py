@@ -66,9 +66,6 @@ class TableWriter:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._alone = self._insert("")
-        self._if_settled = self._insert(
-            "WHERE NOT EXISTS (SELECT FROM settled WHERE settled.part = a.at)"
-        )
         self._together: dict[str, str] = {}
 
     async def check(self, pool: Pool, *, may_migrate: bool) -> None:
@@ -90,9 +87,12 @@ class TableWriter:
         query = self._together.get(settling.function)
         if query is None:
             call = settling.call(len(_NAMES) + 1)
+            insert = self._insert(
+                "WHERE NOT EXISTS (SELECT FROM settled WHERE settled.part = a.at)"
+            )
             query = self._together[settling.function] = (
                 f"WITH settled AS MATERIALIZED (SELECT part, verdict FROM {call}), "  # noqa: S608 - our own names, quoted
-                f"written AS ({self._if_settled}) SELECT part, verdict FROM settled"
+                f"written AS ({insert}) SELECT part, verdict FROM settled"
             )
         return await link.fetch(query, *_columns(deliveries, body=body), *settling.arguments)
 
@@ -133,13 +133,10 @@ class StatementWriter(Struct, frozen=True):
 
         Each parameter has the type of the column in our own table.
         """
-        uses: list[int] = []
+        numbers: dict[str, int] = {}
 
         def number(name: str) -> int:
-            at = _NAMES.index(name)
-            if at not in uses:
-                uses.append(at)
-            return uses.index(at) + 1
+            return numbers.setdefault(name, len(numbers) + 1)
 
         def parameter(found: re.Match[str]) -> str:
             name = found["name"]
@@ -164,9 +161,9 @@ class StatementWriter(Struct, frozen=True):
             return f"({written}::numeric)" if name == "version" else f"({written})"
 
         sql = _SQL.sub(parameter, text)
-        if not uses:
+        if not numbers:
             raise ConfigError("statement", "uses no part of the event; add :raw, :body, …")
-        return cls(sql, tuple(uses))
+        return cls(sql, tuple(map(_NAMES.index, numbers)))
 
     async def check(self, pool: Pool, *, may_migrate: bool) -> None:  # noqa: ARG002 - nothing to create
         try:

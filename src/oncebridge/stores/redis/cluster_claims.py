@@ -13,12 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from oncebridge.base.clock import Clock
 from oncebridge.errors import StoreError
 from oncebridge.stores.api import Column, NoAnswer, Record, spread
-from oncebridge.stores.conditional import Records, VersionedRecord, write_in_turn
+from oncebridge.stores.conditional import ConditionalBackend, Records, VersionedRecord
 from oncebridge.stores.redis.scripts import (
     KeyBatch,
     decode_record,
@@ -38,7 +37,7 @@ class _Version(Struct, frozen=True, gc=False):
     shift_ms: int
 
 
-class ClusterBackend:
+class ClusterBackend(ConditionalBackend):
     """The records of a cluster, one by one; created for one call of the store."""
 
     def __init__(self, run_script: RunScript, clock: Clock) -> None:
@@ -58,7 +57,7 @@ class ClusterBackend:
                 entries[at] = NoAnswer(str(value))
             else:
                 shift = self._shift(times[at])
-                record = _shifted(decode_record(keys[at], value), shift)
+                record = decode_record(keys[at], value).shifted(shift)
                 entries[at] = VersionedRecord(record, _Version(value, shift))
         return entries
 
@@ -70,11 +69,6 @@ class ClusterBackend:
             self._written(*item, time_ms) if done is True else done or None
             for item, done, time_ms in zip(items, is_written, times, strict=True)
         ]
-
-    async def write_together(
-        self, records: Records, before: Column[VersionedRecord | None], sizes: Sequence[int]
-    ) -> list[Any]:
-        return await write_in_turn(self, records, before, sizes)
 
     async def remove(
         self, keys: Sequence[bytes], before: Sequence[_Version]
@@ -95,7 +89,7 @@ class ClusterBackend:
         """Return what the server has stored, exactly."""
         if before is not None:
             return _Version(_value(record, before), before.shift_ms)
-        there = _shifted(record, time_ms - self._now_ms)
+        there = record.shifted(time_ms - self._now_ms)
         return _Version(encode_record(there), self._shift(time_ms))
 
     def _shift(self, time_ms: int) -> int:
@@ -112,15 +106,4 @@ def _swap_arguments(record: Record, before: _Version | None, now_ms: int) -> byt
 
 def _value(record: Record, before: _Version) -> bytes:
     """Return the bytes to store for *record*, in its server's time."""
-    return encode_record(_shifted(record, -before.shift_ms))
-
-
-def _shifted(record: Record, by_ms: int) -> Record:
-    if not by_ms:
-        return record
-    return replace(
-        record,
-        until_ms=record.until_ms + by_ms,
-        keep_until_ms=record.keep_until_ms + by_ms,
-        hard_until_ms=record.hard_until_ms + by_ms if record.hard_until_ms else 0,
-    )
+    return encode_record(record.shifted(-before.shift_ms))

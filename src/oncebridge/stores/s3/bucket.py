@@ -22,9 +22,7 @@ _NO_ETAG: Final = '"00000000000000000000000000000000"'
 """The ETag of no object: no content with this hash is known."""
 
 _LOST = frozenset({"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey"})
-"""
-Another worker has written it, is writing it, or has removed it. Reading again shows which.
-"""
+"""Another worker has written it, is writing it, or has removed it. Reading again shows which."""
 
 
 class StoredObject(Struct, frozen=True, gc=False):
@@ -100,14 +98,9 @@ class S3Bucket:
         names = [name.removeprefix(self._prefix) for name in names]
         return names, names[-1] if is_truncated == "true" else ""
 
-    async def keeps_versions(self) -> bool | None:
-        """Return whether the bucket keeps old versions; None if reading that is not allowed."""
-        try:
-            answer = await self._client.request("GET", query=[("versioning", "")])
-        except AwsError as error:
-            if error.retryable:
-                raise
-            return None
+    async def keeps_versions(self) -> bool:
+        """Return whether the bucket keeps old versions."""
+        answer = await self._client.request("GET", query=[("versioning", "")])
         versioning = document(answer.body, "VersioningConfiguration")
         return versioning.findtext("{*}Status", "").strip() == "Enabled"
 
@@ -133,10 +126,9 @@ async def try_conditions(bucket: S3Bucket, name: str) -> bool:
     etag = await bucket.write(name, b"first", None)
     if etag is None:
         raise ConfigError("", "the server refuses to create an object where there is none")
-    if await bucket.write(name, b"second", None) is not None:
-        raise ConfigError("", _IGNORED.format("If-None-Match"))
-    if await bucket.write(name, b"second", _NO_ETAG) is not None:
-        raise ConfigError("", _IGNORED.format("If-Match"))
+    for header, before in (("If-None-Match", None), ("If-Match", _NO_ETAG)):
+        if await bucket.write(name, b"second", before) is not None:
+            raise ConfigError("", _IGNORED.format(header))
     etag = await bucket.write(name, b"third", etag)
     if etag is None:
         raise ConfigError("", "the server refuses to replace an object that was just written")

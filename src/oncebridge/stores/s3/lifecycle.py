@@ -1,6 +1,7 @@
 """Read the lifecycle rules of a bucket, and add ours."""
 
 import base64
+from collections.abc import Iterator
 from hashlib import md5
 from typing import Final
 from xml.etree import ElementTree as ET
@@ -16,14 +17,9 @@ _TRANSITIONS: Final = "x-amz-transition-default-minimum-object-size"
 ET.register_namespace("", _NAMESPACE)  # writes rules without a prefix, as the SDK does
 
 
-async def expiries(client: AwsClient, prefix: str) -> list[Expiry] | None:
-    """Return the active rules that remove objects under *prefix*; None if reading is denied."""
-    try:
-        found, _ = await _read(client)
-    except AwsError as error:
-        if error.retryable:
-            raise
-        return None
+async def expiries(client: AwsClient, prefix: str) -> list[Expiry]:
+    """Return the active rules that remove objects under *prefix*."""
+    found, _ = await _read(client)
     return [
         rule
         for rule in _rules(found)
@@ -60,8 +56,7 @@ async def _read(client: AwsClient) -> tuple[ET.Element, list[tuple[str, str]]]:
     return found, [(_TRANSITIONS, transitions)] if transitions else []
 
 
-def _rules(configuration: ET.Element) -> list[Expiry]:
-    found = []
+def _rules(configuration: ET.Element) -> Iterator[Expiry]:
     for rule in configuration.findall("{*}Rule"):
         days = _number(_text(rule, "{*}Expiration/{*}Days"))
         if _text(rule, "{*}Status") != "Enabled" or days is None:
@@ -70,8 +65,7 @@ def _rules(configuration: ET.Element) -> list[Expiry]:
             continue  # our objects have no tags
         below = _number(_text(rule, ".//{*}ObjectSizeLessThan"))
         prefix = _text(rule, ".//{*}Prefix")
-        found.append(Expiry(_text(rule, "{*}ID"), prefix, days, below))
-    return found
+        yield Expiry(_text(rule, "{*}ID"), prefix, days, below)
 
 
 def _rule(expiry: Expiry) -> ET.Element:

@@ -44,10 +44,16 @@ from oncebridge.stores.api import (
     Portable,
     Record,
     Wants,
+    answered,
     spread,
 )
 from oncebridge.stores.aws_time import AwsTime
-from oncebridge.stores.conditional import ConditionalStore, Records, VersionedRecord, write_in_turn
+from oncebridge.stores.conditional import (
+    ConditionalBackend,
+    ConditionalStore,
+    Records,
+    VersionedRecord,
+)
 from oncebridge.stores.record_encoding import FORM, check_form, decode_record, encode_records
 from oncebridge.stores.s3.bucket import S3Bucket, try_conditions
 from oncebridge.stores.s3.lifecycle import expiries, write_expiry
@@ -111,8 +117,8 @@ class S3Options(AwsStoreOptions, frozen=True, kw_only=True):
     ] = timedelta(days=7)
 
 
-class _ObjectBackend:
-    """Records as objects; see `oncebridge.stores.conditional.ConditionalBackend`."""
+class _ObjectBackend(ConditionalBackend):
+    """Records as objects."""
 
     def __init__(self, bucket: S3Bucket, time: AwsTime) -> None:
         self._bucket = bucket
@@ -124,18 +130,13 @@ class _ObjectBackend:
         self._has_warned = False
 
     async def read(self, keys: Sequence[bytes]) -> list[VersionedRecord | NoAnswer | None]:
-        return await _at_once(self._read, map(_name, keys))
+        return await _at_once(self.read_object, map(_name, keys))
 
     async def write(self, records: Records, before: Column[str | None]) -> list[Any]:
         names, count = map(_name, records.keys), len(records)
         keeps, fates = spread(records.keep_until_ms, count), spread(records.fate, count)
         bodies = map(self._body, encode_records(records, records.keys), keeps, fates)
         return await _at_once(self._bucket.write, names, bodies, spread(before, count))
-
-    async def write_together(
-        self, records: Records, before: Column[VersionedRecord | None], sizes: Sequence[int]
-    ) -> list[Any]:
-        return await write_in_turn(self, records, before, sizes)
 
     async def remove(self, keys: Sequence[bytes], before: Sequence[str]) -> list[bool | NoAnswer]:
         names = map(_name, keys)
@@ -144,11 +145,7 @@ class _ObjectBackend:
         marked = await _at_once(self._bucket.write, names, repeat(_REMOVED), before)
         return [one if isinstance(one, NoAnswer) else one is not None for one in marked]
 
-    async def read_names(self, names: Sequence[str]) -> list[VersionedRecord | NoAnswer | None]:
-        """Read objects that a listing named."""
-        return await _at_once(self._read, [name for name in names if _RECORD.fullmatch(name)])
-
-    async def _read(self, name: str) -> VersionedRecord | None:
+    async def read_object(self, name: str) -> VersionedRecord | None:
         found = await self._bucket.read(name)
         return None if found is None else VersionedRecord(_record(found.body), found.etag)
 
@@ -184,13 +181,13 @@ async def _at_once(
 ) -> list[_T | NoAnswer]:
     """Make one request for each row of *columns*, all at once; the client limits how many run."""
 
-    async def answered(*row: Any) -> _T | NoAnswer:
+    async def ask_one(*row: Any) -> _T | NoAnswer:
         try:
             return await ask(*row)
         except _FAILURES as error:
             return NoAnswer(f"S3: {error}")
 
-    requests = [*map(answered, *columns)]
+    requests = [*map(ask_one, *columns)]
     if len(requests) == 1:
         return [await requests[0]]
     return await asyncio.gather(*requests)
@@ -318,13 +315,8 @@ class S3Store(ConditionalStore, Portable):
             names, following = await self._bucket.page(after, limit)
         except (AwsError, NotSent, Unclear) as error:
             raise StoreUnavailable(f"S3: {error}") from None
-        entries: list[VersionedRecord] = []
-        for entry in await self._objects.read_names(names):
-            if isinstance(entry, NoAnswer):
-                raise StoreUnavailable(entry.reason)
-            if entry is not None:
-                entries.append(entry)
-        return entries, following
+        read = await _at_once(self._objects.read_object, filter(_RECORD.fullmatch, names))
+        return [entry for entry in map(answered, read) if entry is not None], following
 
     # --- at the start -------------------------------------------------------------------
 
@@ -335,7 +327,8 @@ class S3Store(ConditionalStore, Portable):
         await self._check_form()
         self._time.check()
         keeps_versions, rules = await asyncio.gather(
-            self._bucket.keeps_versions(), expiries(self._client, self._prefix)
+            _if_allowed(self._bucket.keeps_versions()),
+            _if_allowed(expiries(self._client, self._prefix)),
         )
         if keeps_versions:
             self._warn(
@@ -427,6 +420,16 @@ def _found_record(answer: ClaimAnswer | int) -> bool:
     if isinstance(answer, Claim):
         return any(held.attempts > 1 for held in answer.held)
     return not isinstance(answer, int | NoAnswer)
+
+
+async def _if_allowed(work: Awaitable[_T]) -> _T | None:
+    """Return the result of *work*; None if it is not allowed."""
+    try:
+        return await work
+    except AwsError as error:
+        if error.retryable:
+            raise
+        return None
 
 
 def _location(region: str) -> bytes:
