@@ -107,7 +107,7 @@ class Hold(Struct, frozen=True):
     """When the lease ends, by the running loop's clock."""
 
 
-class Cells:
+class Cells(Struct, eq=False):
     """
     The cells in *store*.
 
@@ -116,23 +116,13 @@ class Cells:
     do not need that. *idempotent* applies to all changes.
     """
 
-    def __init__(
-        self,
-        store: Claims,
-        dice: Dice,
-        *,
-        lease_ms: int = LEASE_MS,
-        waits_for_store: bool = True,
-        idempotent: bool = False,
-    ) -> None:
-        self._store = store
-        self._dice = dice
-        self._lease_ms = lease_ms
-        self._waits_for_store = waits_for_store
-        self._idempotent = idempotent
-        self._retried = (Busy, NoAnswer) if waits_for_store else (Busy,)
-        self._unknown: dict[bytes, bytes] = {}
-        """Tokens of claims that may still exist: unanswered, or cancelled before the answer."""
+    store: Claims
+    dice: Dice
+    lease_ms: int = LEASE_MS
+    waits_for_store: bool = True
+    idempotent: bool = False
+    unknown: dict[bytes, bytes] = {}
+    """Tokens of claims that may still exist: unanswered, or cancelled before the answer."""
 
     async def edit_one(self, key: bytes, edit: Edit, *, patience_s: float = PATIENCE_S) -> bytes:
         """
@@ -155,10 +145,11 @@ class Cells:
         now_s = asyncio.get_running_loop().time
         ends_s = now_s() + patience_s
         answers: dict[bytes, CellAnswer] = {}
+        retried = (Busy, NoAnswer) if self.waits_for_store else (Busy,)
         left = edits
         for pause_s in _pauses():
             answers |= await self._edit_once(left) if left else {}
-            left = {k: edit for k, edit in left.items() if isinstance(answers[k], self._retried)}
+            left = {k: edit for k, edit in left.items() if isinstance(answers[k], retried)}
             if not left or now_s() + pause_s >= ends_s:
                 break
             await self._pause(pause_s)
@@ -170,26 +161,26 @@ class Cells:
 
         An earlier claim or release of a cell that got no answer is ended first.
         """
-        ends_s = asyncio.get_running_loop().time() + self._lease_ms / 1000
-        unknown = {key: self._unknown.pop(key) for key in keeps if key in self._unknown}
+        ends_s = asyncio.get_running_loop().time() + self.lease_ms / 1000
+        unknown = {key: self.unknown.pop(key) for key in keeps if key in self.unknown}
         if unknown:
             replies = await self.release(Hold(unknown, keeps), dict.fromkeys(unknown))
             for reply in replies.values():
                 if isinstance(reply, NoAnswer):
                     return Hold({}, keeps, dict.fromkeys(keeps, reply))
         # Fresh for each claim: a release that is still on its way must not end a later hold.
-        token, generation = self._dice.tokens(2)
+        token, generation = self.dice.tokens(2)
         tokens, keep_ms = dict.fromkeys(keeps, token), folded([*keeps.values()])
-        wants = Wants([*keeps], token, generation, self._lease_ms, keep_ms)
+        wants = Wants([*keeps], token, generation, self.lease_ms, keep_ms)
         try:
-            claimed = await self._store.claim(wants)
+            claimed = await self.store.claim(wants)
             answers = dict(zip(keeps, map(_value, claimed.each), strict=True))
         except BaseException as error:
-            self._unknown |= tokens
+            self.unknown |= tokens
             if not isinstance(error, StoreUnavailable):
                 raise
             return Hold(tokens, keeps, dict.fromkeys(keeps, NoAnswer(str(error))))
-        self._unknown |= {key: token for key, one in answers.items() if isinstance(one, NoAnswer)}
+        self.unknown |= {key: token for key, one in answers.items() if isinstance(one, NoAnswer)}
         return Hold(tokens, keeps, answers, claimed.now_ms, ends_s)
 
     async def release(
@@ -209,18 +200,18 @@ class Cells:
                 keep_ms = folded([hold.keeps[key] for key in left])
                 memo = folded([values[key] for key in left])
                 try:
-                    answers = await self._store.release(
+                    answers = await self.store.release(
                         Releases(left, token, 0, keep_ms, memo, unsent=True)
                     )
                     replies |= zip(left, answers, strict=True)
                 except StoreUnavailable as error:
                     replies |= dict.fromkeys(left, NoAnswer(str(error)))
                 left = [key for key in left if isinstance(replies[key], NoAnswer)]
-                if not left or not self._waits_for_store or now_s() >= hold.ends_s:
+                if not left or not self.waits_for_store or now_s() >= hold.ends_s:
                     break
                 await self._pause(pause_s)
         finally:
-            self._unknown |= {key: hold.tokens[key] for key in left}
+            self.unknown |= {key: hold.tokens[key] for key in left}
         return replies
 
     async def _edit_once(self, edits: Mapping[bytes, Edit]) -> dict[bytes, CellAnswer]:
@@ -237,7 +228,7 @@ class Cells:
         replies = await self.release(hold, after)
         # No other worker can have ended a hold whose lease still runs: a release that is fenced then
         # was applied before, and its answer was lost.
-        lease_runs = asyncio.get_running_loop().time() < hold.ends_s and not self._idempotent
+        lease_runs = asyncio.get_running_loop().time() < hold.ends_s and not self.idempotent
         written = (Reply.RELEASED, Reply.FENCED) if lease_runs else (Reply.RELEASED,)
         changed = {key: value for key, value in after.items() if value is not None}
         answers = hold.answers | changed
@@ -248,7 +239,7 @@ class Cells:
         return answers
 
     async def _pause(self, about_s: float) -> None:
-        await asyncio.sleep(2 * about_s * self._dice.fraction())
+        await asyncio.sleep(2 * about_s * self.dice.fraction())
 
 
 def _pauses() -> Iterator[float]:

@@ -49,7 +49,7 @@ class HeldKey(Struct, frozen=True):
     """How long its lease lasts, unless it is extended."""
 
 
-class Copying:
+class Copying(Struct, eq=False):
     """
     Copy records from *source* to *target*, both open, batch by batch.
 
@@ -57,23 +57,23 @@ class Copying:
     would be done. A record that the scan returns twice counts as `known` the second time.
     """
 
-    def __init__(self, source: Portable, target: Portable | None, *, dry_run: bool = False) -> None:
-        self._source = source
-        self._target = target
-        self._dry_run = dry_run
-        self._place = b""
-        self.copied = 0
-        self.updated = 0
-        """Replaced an earlier copy."""
-        self.known = 0
-        self.expired = 0
-        self.live = 0
-        """Not copied, because a worker holds them."""
-        self.held: list[HeldKey] = []
-        """The first few of those."""
-        self.held_ms = 0
-        """How long the longest of their leases lasts."""
-        self.is_complete = False
+    source: Portable
+    target: Portable | None
+    dry_run: bool = False
+    copied: int = 0
+    updated: int = 0
+    """Replaced an earlier copy."""
+    known: int = 0
+    expired: int = 0
+    live: int = 0
+    """Not copied, because a worker holds them."""
+    held: list[HeldKey] = []
+    """The first few of those."""
+    held_ms: int = 0
+    """How long the longest of their leases lasts."""
+    place: bytes = b""
+    """Where the next batch begins."""
+    is_complete: bool = False
 
     @property
     def seen(self) -> int:
@@ -87,17 +87,16 @@ class Copying:
 
     async def step(self) -> bool:
         """Copy the next batch; return True if there is more."""
-        place = self._place
-        records, after = await _with_retries(lambda: self._source.scan(place, BATCH))
+        records, after = await _with_retries(lambda: self.source.scan(self.place, BATCH))
         # A scan may return a record twice, even in one step.
         await self._copy({record.key: record for record in records}.values())
-        self._place = after
+        self.place = after
         self.is_complete = not after
         return not self.is_complete
 
     async def _copy(self, records: Iterable[Record]) -> None:
         here_ms, there_ms = await asyncio.gather(
-            _with_retries(self._source.now_ms), _with_retries((self._target or self._source).now_ms)
+            _with_retries(self.source.now_ms), _with_retries((self.target or self.source).now_ms)
         )
         going: list[Record] = []
         for record in records:
@@ -108,13 +107,13 @@ class Copying:
                     self._leave(record.key, record.until_ms - here_ms)
                 case "lasting":
                     going.append(shifted(record, there_ms - here_ms))
-        if going and self._target is None:
+        if going and self.target is None:
             self.copied += len(going)
-        elif going and self._target is not None:
-            await self._put(self._target, going, there_ms)
+        elif going and self.target is not None:
+            await self._put(self.target, going, there_ms)
 
     async def _put(self, target: Portable, records: Sequence[Record], now_ms: int) -> None:
-        if self._dry_run:
+        if self.dry_run:
             found = await _with_retries(lambda: target.peek([one.key for one in records]))
             answers: list[Reply] = [
                 transitions.load(there, one, now_ms)[0]
@@ -139,7 +138,7 @@ class Copying:
             else:
                 former.append(ours)
         updated = len(former)
-        if former and not self._dry_run:
+        if former and not self.dry_run:
             await _with_retries(lambda: target.forget([one.key for one in former]))
             updated = (await _load(target, former)).count(Reply.REMEMBERED)
         self.updated += updated

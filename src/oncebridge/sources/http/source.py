@@ -21,6 +21,7 @@ from typing import Annotated, Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Struct, field
 
 from oncebridge import __version__
 from oncebridge.base.options import Doc, Size
@@ -403,40 +404,38 @@ def _refuse_large_body(request: Request) -> Response | None:
     return None
 
 
-class _PendingRequest:
+class _PendingRequest(Struct, eq=False):
     """One request that waits for the outcomes of its events."""
 
-    __slots__ = ("_answers", "_is_one", "_left", "_respond", "is_answered")
-
-    def __init__(self, respond: Callable[[Response], None]) -> None:
-        self._respond = respond
-        self._answers: list[RouterAnswer | None] = [None]
-        self._is_one = True
-        self.is_answered = False
+    respond: Callable[[Response], None]
+    answers: list[RouterAnswer | None] = field(default_factory=lambda: [None])
+    left: int = 0
+    is_one: bool = True
+    is_answered: bool = False
 
     def expect(self, count: int, *, is_one: bool) -> None:
         """Wait for *count* answers."""
-        self._answers, self._left, self._is_one = [None] * count, count, is_one
+        self.answers, self.left, self.is_one = [None] * count, count, is_one
         if not count:
             self.answer_with_known()
 
     def take(self, at: int, answer: RouterAnswer) -> None:
         """Take the answer number *at*."""
-        self._answers[at] = answer
-        self._left -= 1
-        if not self._left:
+        self.answers[at] = answer
+        self.left -= 1
+        if not self.left:
             self.answer_with_known()
 
     def answer_with_known(self) -> None:
         """Respond with the answers there are; the other events continue, and a retry finds them."""
         if not self.is_answered:
-            self.answer(_response(self._answers, is_one=self._is_one))
+            self.answer(_response(self.answers, is_one=self.is_one))
 
     def answer(self, response: Response) -> None:
         """Send *response*, unless the request was answered before."""
         if not self.is_answered:
             self.is_answered = True
-            self._respond(response)
+            self.respond(response)
 
 
 def _response(answers: Sequence[RouterAnswer | None], *, is_one: bool) -> Response:
