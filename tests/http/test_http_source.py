@@ -631,7 +631,7 @@ def test_while_the_dead_letters_cannot_be_written_nothing_is_acknowledged(door, 
 def test_too_much_at_once_has_to_come_again_and_then_passes(tmp_path, desk):
     desk.hold()
     with live(tmp_path, desk, source__answer_within=PROMPT) as running:
-        running.service._direct._pump._most_in_hand = 50
+        running.service._direct._pump.most_in_hand = 50
         few, many = [b"\n".join([event(n) for n in range(count)]) for count in (30, 80)]
         full = ["too many events in progress"]
         answer = running.post(many, kind=NDJSON)  # too large for what is left to such requests

@@ -119,7 +119,7 @@ def in_order(router, *given, **more):
         assert before.acknowledge or not answer.acknowledge, "it passed what is not final"
         note(place, answer)
 
-    shelf.pump._answered = checked
+    shelf.pump.answered = checked
     return shelf
 
 
@@ -551,7 +551,7 @@ async def test_one_who_fails_to_listen_does_not_cost_the_others(caplog):
         if place == 5:
             raise ZeroDivisionError("payload")
 
-    shelf.pump._answered = deaf
+    shelf.pump.answered = deaf
     await shelf.run()
     assert sorted(shelf.final) == list(range(1, 21))
     assert shelf.pump.is_through

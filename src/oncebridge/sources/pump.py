@@ -22,7 +22,7 @@ not in the gateway, because a record keeps its place while it waits for a retry.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from datetime import timedelta
 from enum import Enum
 from functools import partial
@@ -31,7 +31,7 @@ from itertools import count
 from math import inf
 from typing import Any, Final, Generic, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from oncebridge.base.clock import wait_until_set
@@ -103,7 +103,7 @@ class SourceRecord(Struct, Generic[_H], eq=False):
         return len(raw.raw if isinstance(raw, Unreadable) else raw)
 
 
-class Pump(Generic[_H]):
+class Pump(Struct, Generic[_H], eq=False):
     """
     Process records on *router*, and call *answered* once for each, with its handle and its answer.
 
@@ -117,65 +117,52 @@ class Pump(Generic[_H]):
     unfinished.
     """
 
-    def __init__(
-        self,
-        router: Router,
-        answered: Callable[[_H, RouterAnswer], None],
-        *,
-        retry: Retry = Retry.EVERYTHING,
-        in_order: bool = False,
-        unwraps: bool = False,
-        batch: int = 500,
-        at_once: float = 4,
-        # The other copy is often being processed by this very process, and almost done.
-        patience_s: float = 2.0,
-        ends: float = inf,
-        ahead: int = 0,
-        most_waiting: int = 2000,
-        most_in_hand: int = 20_000,
-        most_bytes: int = 128 * 1024 * 1024,
-    ) -> None:
-        self._router = router
-        self._answered = answered
-        self._retry = retry
-        self._in_order = in_order
-        self._unwraps = unwraps
-        self._batch = batch
-        # Two batches at once would retry in any order.
-        self._is_ordered = retry is not Retry.NOTHING and router.is_ordered
-        self._at_once = 1 if self._is_ordered else at_once
-        self._patience = timedelta(seconds=patience_s)
-        self._ends = ends
-        self._ahead = ahead
-        self._most_waiting = most_waiting
-        self._most_in_hand = most_in_hand
-        self._most_bytes = most_bytes
+    router: Router
+    answered: Callable[[_H, RouterAnswer], None]
+    retry: Retry = Retry.EVERYTHING
+    in_order: bool = False
+    unwraps: bool = False
+    batch: int = 500
+    at_once: float = 4
+    patience_s: float = 2.0
+    """The other copy is often being processed by this very process, and almost done."""
+    ends: float = inf
+    ahead: int = 0
+    most_waiting: int = 2000
+    most_in_hand: int = 20_000
+    most_bytes: int = 128 * 1024 * 1024
 
-        self._unfinished: dict[SourceRecord[_H], None] = {}
-        self._bytes = 0
-        self._untold: deque[SourceRecord[_H]] = deque()
-        """If answers are told in order: the records without one, and those behind them."""
-        self._lanes: dict[str, deque[SourceRecord[_H]]] = {}
-        self._ready: deque[SourceRecord[_H]] = deque()
-        self._waiting: list[tuple[float, int, SourceRecord[_H]]] = []
-        """A heap of records to retry, by the time when they are due."""
-        self._retrying = 0  # how many unfinished records have failed at least once
-        self._numbers = count()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._soon: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._is_stopped = False
-        self._is_cancelled = False
-        self._is_closed = False
-        self._left_over = _STOPPED if ends == inf else _NO_TIME
-        """The answer to records that are not processed."""
-        self._at_end = False
-        self._error: Exception | None = None
-        self._changed = asyncio.Event()
-        self._room_made = asyncio.Event()
+    is_through: bool = False
+    """There is nothing more to read, and all that was read is acknowledged."""
+    _unfinished: dict[SourceRecord[_H], None] = {}
+    _bytes: int = 0
+    _untold: deque[SourceRecord[_H]] = field(default_factory=deque)
+    """If answers are told in order: the records without one, and those behind them."""
+    _lanes: dict[str, deque[SourceRecord[_H]]] = {}
+    _ready: deque[SourceRecord[_H]] = field(default_factory=deque)
+    _waiting: list[tuple[float, int, SourceRecord[_H]]] = []
+    """A heap of records to retry, by the time when they are due."""
+    _retrying: int = 0  # how many unfinished records have failed at least once
+    _numbers: Iterator[int] = field(default_factory=count)
+    _tasks: set[asyncio.Task[None]] = set()
+    _soon: asyncio.Handle | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _is_ordered: bool = False
+    _left_over: RouterAnswer = _STOPPED
+    """The answer to records that are not processed."""
+    _is_stopped: bool = False
+    _is_cancelled: bool = False
+    _is_closed: bool = False
+    _at_end: bool = False
+    _error: Exception | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _room_made: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
         self._room_made.set()
-        self.is_through = False
-        """There is nothing more to read, and all that was read is acknowledged."""
+        self._is_ordered = self.retry is not Retry.NOTHING and self.router.is_ordered
+        self.at_once = 1 if self._is_ordered else self.at_once  # two would retry in any order
+        self._left_over = _STOPPED if self.ends == inf else _NO_TIME
 
     # --- in ----------------------------------------------------------------------------
 
@@ -187,8 +174,8 @@ class Pump(Generic[_H]):
     def is_full(self, records: int = 0, size: int = 0, share: float = 1.0) -> bool:
         """Return True if there is no room for so many more *records*, with *size* bytes."""
         return (
-            len(self._unfinished) + records > self._most_in_hand * share
-            or self._bytes + size > self._most_bytes * share
+            len(self._unfinished) + records > self.most_in_hand * share
+            or self._bytes + size > self.most_bytes * share
         )
 
     def put(self, records: Sequence[SourceRecord[_H]]) -> None:
@@ -206,7 +193,7 @@ class Pump(Generic[_H]):
             self._unfinished[record] = None
             size += record.size
         self._bytes += size
-        if self._in_order:
+        if self.in_order:
             self._untold += records
         if self._is_closed:
             self._answer_rest()
@@ -214,7 +201,7 @@ class Pump(Generic[_H]):
 
     async def _parse_first(self, records: Sequence[SourceRecord[_H]]) -> None:
         """Parse *records* in turns, and then start them."""
-        turns = self._router.cpu_turns
+        turns = self.router.cpu_turns
         left = deque(records)
         try:
             while left:
@@ -229,10 +216,10 @@ class Pump(Generic[_H]):
         raw, origin = record.raw, record.origin
         if isinstance(raw, Unreadable):
             record.events = (raw,)
-        elif self._unwraps:
-            record.events = self._router.unwrap(raw)
+        elif self.unwraps:
+            record.events = self.router.unwrap(raw)
         else:
-            record.events = (self._router.read(raw),)
+            record.events = (self.router.read(raw),)
         if origin:
             record.events = [
                 replace(event, message=f"{origin}: {event.message}")
@@ -326,7 +313,7 @@ class Pump(Generic[_H]):
     async def _wait_for_room(self, may_take: Callable[[], bool]) -> bool:
         """Wait until there is room for more and a route accepts events; False: read nothing more."""
         while not self._is_stopped and self._error is None:
-            unavailable_s = self._router.unavailable_s()
+            unavailable_s = self.router.unavailable_s()
             may_read = not unavailable_s and may_take()
             if may_read and self._has_room():
                 return True
@@ -338,10 +325,10 @@ class Pump(Generic[_H]):
 
     def _has_room(self) -> bool:
         return (
-            len(self._ready) <= self._ahead
-            and self._retrying < self._most_waiting
-            and len(self._unfinished) < self._most_in_hand
-            and self._bytes < self._most_bytes
+            len(self._ready) <= self.ahead
+            and self._retrying < self.most_waiting
+            and len(self._unfinished) < self.most_in_hand
+            and self._bytes < self.most_bytes
             and len(self._untold) < _MOST_UNTOLD
         )
 
@@ -357,11 +344,9 @@ class Pump(Generic[_H]):
         if self._is_stopped:
             return
         now, unavailable_s = self._now() + _EARLY_S, 0.0
-        if self._retry is not Retry.NOTHING:
-            unavailable_s = self._router.unavailable_s()
-        while len(self._tasks) < self._at_once and (
-            records := self._next_batch(now, unavailable_s)
-        ):
+        if self.retry is not Retry.NOTHING:
+            unavailable_s = self.router.unavailable_s()
+        while len(self._tasks) < self.at_once and (records := self._next_batch(now, unavailable_s)):
             for record in records:
                 record.is_running = True
             self._start(self._process(records))
@@ -372,7 +357,7 @@ class Pump(Generic[_H]):
         due = [self._waiting[0][0]] if self._waiting else []
         if self._ready and unavailable_s:
             due.append(now + _look_again_s(unavailable_s))
-        if due and len(self._tasks) < self._at_once:
+        if due and len(self._tasks) < self.at_once:
             self._timer = asyncio.get_running_loop().call_at(min(due), self._dispatch)
 
     def _next_batch(self, now: float, unavailable_s: float) -> list[SourceRecord[_H]]:
@@ -389,13 +374,13 @@ class Pump(Generic[_H]):
             heapify(self._waiting)
             return [record for *_, record in again]
         records: list[SourceRecord[_H]] = []
-        while waiting and waiting[0][0] <= now and len(records) < self._batch:
+        while waiting and waiting[0][0] <= now and len(records) < self.batch:
             if waiting[0][2].unexpected_errors and records:
                 return records
             records.append(heappop(waiting)[2])
             if records[-1].unexpected_errors:
                 return records
-        while not unavailable_s and ready and len(records) < self._batch:
+        while not unavailable_s and ready and len(records) < self.batch:
             records.append(ready.popleft())
         return records
 
@@ -423,9 +408,9 @@ class Pump(Generic[_H]):
 
     async def _bring(self, records: list[SourceRecord[_H]]) -> None:
         """Parse what is not parsed yet, and pass a batch to the router."""
-        within, patience = None, self._patience
-        if self._ends != inf:
-            left_s = max(self._ends - self._now(), 0.0)
+        within, patience = None, timedelta(seconds=self.patience_s)
+        if self.ends != inf:
+            left_s = max(self.ends - self._now(), 0.0)
             if not left_s:
                 for record in records:
                     record.is_running = False
@@ -435,7 +420,7 @@ class Pump(Generic[_H]):
             patience = min(patience, timedelta(seconds=max(left_s - _LAST_LOOK_S, 0.0)))
         events: list[Event | Unreadable] = []
         owners: list[Callable[[RouterAnswer], None]] = []
-        in_place = self._retry is Retry.EVERYTHING
+        in_place = self.retry is Retry.EVERYTHING
         for record in records:
             if not record.events:
                 self._parse(record)
@@ -447,7 +432,7 @@ class Pump(Generic[_H]):
                 answers: dict[int, RouterAnswer] = {}
                 take = partial(self._on_answer_of_several, record, answers)
                 owners += [partial(take, at) for at in range(len(record.events))]
-        await self._router.process_each(
+        await self.router.process_each(
             events,
             lambda at, answer: owners[at](answer),
             within=within,
@@ -476,13 +461,13 @@ class Pump(Generic[_H]):
     def _on_answer(self, record: SourceRecord[_H], answer: RouterAnswer) -> None:
         """Act on the answer to a record: it is final, or the record is retried."""
         record.is_running = False
-        if answer.acknowledge or self._retry is Retry.NOTHING:
+        if answer.acknowledge or self.retry is Retry.NOTHING:
             self._finish(record, answer)
             return
         if not answer.retry_after_ms:
             record.unexpected_errors += 1
         # Where entities are kept in order, later records would overtake one that is returned.
-        if self._retry is Retry.WHAT_IS_NOT_RETURNED and not self._is_ordered:
+        if self.retry is Retry.WHAT_IS_NOT_RETURNED and not self._is_ordered:
             if record.unexpected_errors >= _MOST_UNEXPECTED_ERRORS:
                 answer = replace(answer, blamed=True, retry_after_ms=_RETRY_LATER_MS)
             if answer.blamed or answer.verdict is Verdict.BUSY:
@@ -497,7 +482,7 @@ class Pump(Generic[_H]):
 
     def _pause_s(self, answer: RouterAnswer, retries: int) -> float:
         """Return how many seconds to wait: as long as the answer says, or longer at each retry."""
-        grown = max(_SHORTEST_PAUSE_S * 2.0 ** min(retries, 10), self._router.unavailable_s())
+        grown = max(_SHORTEST_PAUSE_S * 2.0 ** min(retries, 10), self.router.unavailable_s())
         return max(answer.retry_after_ms / 1000, min(grown, _LONGEST_PAUSE_S))
 
     def _finish(self, record: SourceRecord[_H], answer: RouterAnswer) -> None:
@@ -523,15 +508,15 @@ class Pump(Generic[_H]):
             answer = self._left_over
         self._bytes -= record.size
         self._retrying -= bool(record.retries)
-        if not self._in_order:
-            tell(self._answered, record.handle, answer)
+        if not self.in_order:
+            tell(self.answered, record.handle, answer)
         else:
             # Only the places of records behind an unfinished one are kept, not their payloads.
             record.answer = RouterAnswer(answer.acknowledge, answer.verdict)
             record.raw, record.events = b"", ()
             while self._untold and (first := self._untold[0]).answer is not None:
                 self._untold.popleft()
-                tell(self._answered, first.handle, first.answer)
+                tell(self.answered, first.handle, first.answer)
         self._make_room()
 
     def _make_room(self) -> None:
@@ -571,7 +556,7 @@ class Pump(Generic[_H]):
             kept.clear()
         self._bytes = self._retrying = 0
         for record in rest:
-            tell(self._answered, record.handle, self._left_over)
+            tell(self.answered, record.handle, self._left_over)
 
     @staticmethod
     def _now() -> float:
