@@ -79,7 +79,7 @@ async def test_batches_that_overlap_keep_the_order_of_their_arrival():
             assert outcome.verdict is Verdict.DELIVERED
         assert numbers(one.sink) == [0, 1, 2, 3]
         assert one.sink.most_under_way == 1
-        assert one.gateway._entity_queues._last == {}
+        assert one.gateway._entity_queues == {}
 
 
 @virtual
@@ -181,7 +181,7 @@ async def test_repeats_of_what_is_handed_back_are_handed_back_with_it():
         outcomes = await one.process(of("x", 0), of("x", 1), of("x", 0), of("x", 1))
         assert not any(outcome.acknowledge for outcome in outcomes)
         assert len(one.sink.seen) == 1
-        assert one.gateway._entity_queues._last == {}
+        assert one.gateway._entity_queues == {}
 
 
 # --- held up for nothing -----------------------------------------------------------------------------
@@ -274,7 +274,7 @@ async def test_one_that_is_cancelled_while_it_waits_does_not_let_others_overtake
         assert not third.acknowledge, "the first was handed back"
         await first
         assert one.sink.raws == []
-        assert one.gateway._entity_queues._last == {}
+        assert one.gateway._entity_queues == {}
 
 
 @virtual
@@ -285,7 +285,7 @@ async def test_a_stop_lets_nobody_wait_in_line_for_ever():
         assert await one.gateway.drain(seconds(20))
         outcomes = [outcome for (outcome,) in await asyncio.gather(*running)]
         assert [outcome.acknowledge for outcome in outcomes] == [True, *[False] * 4]
-        assert one.gateway._entity_queues._last == {}
+        assert one.gateway._entity_queues == {}
 
 
 @virtual
@@ -299,7 +299,7 @@ async def test_the_callers_time_is_kept_also_in_line():
         assert [outcome.acknowledge for outcome in outcomes] == [False, False, True]
         await first
         assert numbers(one.sink) == [3, 0]
-        assert one.gateway._entity_queues._last == {}
+        assert one.gateway._entity_queues == {}
 
 
 @virtual
@@ -312,7 +312,7 @@ async def test_an_unforeseen_error_lets_nobody_wait_in_line_for_ever():
         assert isinstance(first, ZeroDivisionError)
         assert not second[0].acknowledge
         assert not third[0].acknowledge
-        assert one.gateway._entity_queues._last == {}
+        assert one.gateway._entity_queues == {}
         assert (await one.one(of("x", 0))).acknowledge
 
 
@@ -324,7 +324,7 @@ async def test_paused_in_the_middle_the_line_is_handed_back():
         one.gateway.pause()
         outcomes = [outcome for (outcome,) in await asyncio.gather(*running)]
         assert [outcome.acknowledge for outcome in outcomes] == [True, False, False]
-        assert one.gateway._entity_queues._last == {}
+        assert one.gateway._entity_queues == {}
 
 
 @virtual
@@ -447,7 +447,7 @@ class World:
         assert self.at_once == []
         for worker in self.workers:
             worker.check()
-            assert worker.gateway._entity_queues._last == {}
+            assert worker.gateway._entity_queues == {}
         delivered = [n for _, _, n in self.taken]
         repeated = {n for n in delivered if delivered.count(n) > 1}
         assert repeated <= self.broken

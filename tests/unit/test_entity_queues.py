@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.faults.doubles import VirtualLoop, virtual
 from tests.size import examples
 
-from oncebridge.engine.ordering import EntityQueues
+from oncebridge.engine.ordering import enqueue
 
 X, Y = b"x", b"y"
 
@@ -22,16 +22,16 @@ async def pause():
 
 @virtual
 async def test_the_first_in_line_does_not_wait():
-    turns = EntityQueues()
-    turn = turns.enqueue([X])[X]
+    turns = {}
+    turn = enqueue(turns, [X])[X]
     await turn.wait_for_previous()
     assert (turn.left, turn.failed, turn.ahead) == (1, False, None)
 
 
 @virtual
 async def test_the_second_waits_until_all_events_of_the_first_are_settled():
-    turns = EntityQueues()
-    first, second = turns.enqueue([X, X])[X], turns.enqueue([X])[X]
+    turns = {}
+    first, second = enqueue(turns, [X, X])[X], enqueue(turns, [X])[X]
     coming = asyncio.create_task(second.wait_for_previous())
     await pause()
     assert is_waiting(coming)
@@ -45,20 +45,20 @@ async def test_the_second_waits_until_all_events_of_the_first_are_settled():
 
 @virtual
 async def test_what_fails_ahead_fails_all_who_stand_behind():
-    turns = EntityQueues()
-    line = [turns.enqueue([X])[X] for _ in range(4)]
+    turns = {}
+    line = [enqueue(turns, [X])[X] for _ in range(4)]
     line[0].settled(acknowledged=False)
     for turn in line[1:]:
         await turn.wait_for_previous()
         assert turn.failed
         turn.settled(acknowledged=False)
-    assert turns._last == {}
+    assert turns == {}
 
 
 @virtual
 async def test_one_of_several_events_that_fails_is_enough():
-    turns = EntityQueues()
-    first, second = turns.enqueue([X, X, X])[X], turns.enqueue([X])[X]
+    turns = {}
+    first, second = enqueue(turns, [X, X, X])[X], enqueue(turns, [X])[X]
     for acknowledged in (True, False, True):
         first.settled(acknowledged=acknowledged)
     await second.wait_for_previous()
@@ -67,65 +67,65 @@ async def test_one_of_several_events_that_fails_is_enough():
 
 @virtual
 async def test_entities_do_not_wait_for_each_other():
-    turns = EntityQueues()
-    turns.enqueue([X])
-    other = turns.enqueue([Y])[Y]
+    turns = {}
+    enqueue(turns, [X])
+    other = enqueue(turns, [Y])[Y]
     await asyncio.wait_for(other.wait_for_previous(), 1)
 
 
 @virtual
 async def test_a_failure_is_forgotten_when_the_line_is_empty():
-    turns = EntityQueues()
-    turns.enqueue([X])[X].settled(acknowledged=False)
-    later = turns.enqueue([X])[X]
+    turns = {}
+    enqueue(turns, [X])[X].settled(acknowledged=False)
+    later = enqueue(turns, [X])[X]
     await later.wait_for_previous()
     assert not later.failed
 
 
 @virtual
 async def test_one_that_is_broken_off_while_it_waits_does_not_open_the_way_past_those_ahead():
-    turns = EntityQueues()
-    first, second, third = [turns.enqueue([X])[X] for _ in range(3)]
+    turns = {}
+    first, second, third = [enqueue(turns, [X])[X] for _ in range(3)]
     coming = asyncio.create_task(third.wait_for_previous())
     second.settled(acknowledged=False)
     await pause()
     assert is_waiting(coming), "the first is still under way"
-    fourth = turns.enqueue([X])[X]
+    fourth = enqueue(turns, [X])[X]
     assert fourth.ahead is third
     first.settled(acknowledged=True)
     await coming
     assert third.failed, "the second was handed back"
     third.settled(acknowledged=False)
     fourth.settled(acknowledged=False)
-    assert turns._last == {}
+    assert turns == {}
 
 
 @virtual
 async def test_when_all_behind_are_broken_off_who_comes_new_still_waits_for_the_first():
-    turns = EntityQueues()
-    first, *others = [turns.enqueue([X])[X] for _ in range(4)]
+    turns = {}
+    first, *others = [enqueue(turns, [X])[X] for _ in range(4)]
     for turn in others:
         turn.settled(acknowledged=False)
-    newcomer = turns.enqueue([X])[X]
+    newcomer = enqueue(turns, [X])[X]
     coming = asyncio.create_task(newcomer.wait_for_previous())
     await pause()
     assert is_waiting(coming)
     first.settled(acknowledged=True)
     await coming
     newcomer.settled(acknowledged=True)
-    assert turns._last == {}
+    assert turns == {}
 
 
 @virtual
 async def test_a_very_long_line_that_is_broken_off_ends_without_ado():
-    turns = EntityQueues()
-    line = [turns.enqueue([X])[X] for _ in range(20_000)]
+    turns = {}
+    line = [enqueue(turns, [X])[X] for _ in range(20_000)]
     for turn in line[1:]:
         turn.settled(acknowledged=False)
-    assert turns._last == {X: line[-1]}
+    assert turns == {X: line[-1]}
     line[0].settled(acknowledged=True)
     await line[-1].done
-    assert turns._last == {}
+    assert turns == {}
 
 
 batches = st.lists(
@@ -144,12 +144,12 @@ class Crowd:
     """Batches that stand, come, work, and are broken off; and what was seen of them."""
 
     def __init__(self):
-        self.turns = EntityQueues()
+        self.turns = {}
         self.inside: dict[bytes, int] = {}
         self.through: dict[bytes, list[int]] = {}
 
     async def run(self, number, entities, works, is_good):
-        own = self.turns.enqueue(entities)
+        own = enqueue(self.turns, entities)
         left = list(entities)
         try:
             for entity, turn in own.items():
@@ -189,7 +189,7 @@ def test_nobody_overtakes_waits_in_a_circle_or_is_forgotten(batches):
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:  # a deadlock raises there
         ended = runner.run(crowd.wait_for_previous(batches))
     assert [one for one in ended if isinstance(one, Exception)] == []
-    assert crowd.turns._last == {}
+    assert crowd.turns == {}
     for numbers in crowd.through.values():
         assert numbers == sorted(numbers), "in the order of arrival"
 
@@ -197,10 +197,10 @@ def test_nobody_overtakes_waits_in_a_circle_or_is_forgotten(batches):
 @pytest.mark.parametrize("times", [1, 3])
 @virtual
 async def test_nothing_is_remembered_of_those_who_have_gone(times):
-    turns = EntityQueues()
+    turns = {}
     for _ in range(times):
-        own = turns.enqueue([X, Y, X])
-        assert set(turns._last) == {X, Y}
+        own = enqueue(turns, [X, Y, X])
+        assert set(turns) == {X, Y}
         for entity in (X, Y, X):
             own[entity].settled(acknowledged=True)
-        assert turns._last == {}
+        assert turns == {}

@@ -11,6 +11,8 @@ another event is tried at once: if it succeeds, the first event is the cause (`B
 
 from typing import Final
 
+from msgspec import Struct
+
 from oncebridge.base.clock import Dice
 
 _SHORTEST_S, _LONGEST_S = 1.0, 30.0
@@ -102,7 +104,7 @@ class Breaker:
         self._until_s = now_s + self._wait_s * (0.5 + self._dice.fraction() / 2)
 
 
-class Blame:
+class Blame(Struct, eq=False):
     """
     Decide whether an event or its sink is at fault for a refusal.
 
@@ -110,16 +112,15 @@ class Blame:
     sink is at fault as long as no other event succeeds.
     """
 
-    def __init__(self, breaker: Breaker) -> None:
-        self._breaker = breaker
-        self._refused: dict[bytes, int] = {}
-        """How many calls had succeeded when each event was last refused, the latest last."""
+    breaker: Breaker
+    refused: dict[bytes, int] = {}
+    """How many calls had succeeded when each event was last refused, the latest last."""
 
     def is_of(self, event: bytes, passed_before: int) -> bool:
         """Record that *event* was refused, and return True if it is to blame itself."""
-        passed = self._breaker.passed
-        before = self._refused.pop(event, passed_before)
-        self._refused[event] = passed
-        if len(self._refused) > _MOST_REFUSED:
-            del self._refused[next(iter(self._refused))]
+        passed = self.breaker.passed
+        before = self.refused.pop(event, passed_before)
+        self.refused[event] = passed
+        if len(self.refused) > _MOST_REFUSED:
+            del self.refused[next(iter(self.refused))]
         return passed > before

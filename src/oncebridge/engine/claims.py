@@ -8,18 +8,22 @@ no answer go to the backlog.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Final, Generic, TypeVar
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Final, Generic, TypeVar, cast
 
 from msgspec import Struct
 
 from oncebridge.base.clock import Dice
 from oncebridge.engine.backlog import Backlog, PendingWrite
 from oncebridge.engine.counters import Books
+from oncebridge.engine.hooks import RoundTrip, TripHook, call_hooks
 from oncebridge.errors import StoreError, StoreUnavailable
 from oncebridge.stores.api import (
     Claim,
     ClaimAnswers,
     Claims,
+    Columns,
     CommitAnswer,
     Commits,
     Memories,
@@ -37,8 +41,6 @@ _CLAIM_PAUSES_S = (0.05, 0.2)
 _COMMITTED: Final = Reply.COMMITTED  # an enum's members are slow to find
 _ALREADY: Final = Reply.ALREADY
 _COMMIT_PAUSE_S, _LONGEST_COMMIT_PAUSE_S = 0.02, 0.5
-
-
 _Q = TypeVar("_Q", bound="Wants | Commits")
 _A = TypeVar("_A")
 
@@ -132,6 +134,26 @@ class CallBatcher(Generic[_Q, _A]):
         finally:
             self._free += 1
             self._send()
+
+
+def timed(store: Claims, route: str, hooks: Sequence[TripHook]) -> Claims:
+    """Return *store* as the gateway uses it, with the time of each call reported to *hooks*."""
+
+    async def ask(call: str, asked: Columns[Any]) -> Any:
+        now_s = asyncio.get_running_loop().time
+        before = now_s()
+        is_answered = False
+        try:
+            answers = await getattr(store, call)(asked)
+            each = answers.each if isinstance(answers, ClaimAnswers) else answers
+            is_answered = any(type(answer) is not NoAnswer for answer in each)
+        finally:
+            took_s = now_s() - before
+            call_hooks(hooks, RoundTrip(route, "store", call, len(asked), took_s, is_answered))
+        return answers
+
+    calls = ("claim", "commit", "release", "extend", "remember")
+    return cast("Claims", SimpleNamespace(**{call: partial(ask, call) for call in calls}))
 
 
 class RetryingStore:

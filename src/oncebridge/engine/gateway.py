@@ -10,9 +10,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
+from oncebridge.base.clock import wait_until_set
 from oncebridge.engine.batch import Arrival, Batch, Settled, now_s
 from oncebridge.engine.hooks import Hook, Tracer, TripHook, start_traces
 from oncebridge.engine.opening import share_of
+from oncebridge.engine.ordering import enqueue
 from oncebridge.engine.steps import Steps
 from oncebridge.engine.verdict import Outcome
 from oncebridge.errors import ConfigError
@@ -123,9 +125,8 @@ class Gateway(Steps):
             if self._tracer is not None:
                 batch.traces = start_traces(self._tracer, self.route, batch.events)
             if self._entity_queues is not None:
-                batch.turns = self._entity_queues.enqueue(
-                    [entry.plan.entity for entry in batch.entries.values() if entry.plan.entity]
-                )
+                entities = [e.plan.entity for e in batch.entries.values() if e.plan.entity]
+                batch.turns = enqueue(self._entity_queues, entities)
             if not self._sender.is_draining and (
                 self._opening.is_done or await self._open_on_first_use(batch)
             ):
@@ -215,12 +216,8 @@ class Gateway(Steps):
         self._sender.is_draining = True
         self._sender.wake_all()
         ends = now_s() + grace.total_seconds()
-        try:
-            async with asyncio.timeout_at(ends):
-                self._idle = asyncio.Event()
-                if self.books.in_flight:
-                    await self._idle.wait()
-        except TimeoutError:
+        self._idle = asyncio.Event()
+        if self.books.in_flight and not await wait_until_set(self._idle, grace.total_seconds()):
             return False
         return await self.settle(timedelta(seconds=max(ends - now_s(), 0)))
 

@@ -45,8 +45,6 @@ class Decisions(Sequence[Decision]):
     together and have the same verdict.
     """
 
-    __slots__ = ("arrived_ms", "attempts", "events", "outcomes", "route", "took_s", "verdict")
-
     def __init__(  # noqa: PLR0917 - the fields of `Decision`
         self,
         route: str,

@@ -7,13 +7,12 @@ still be running: an unconditional heartbeat would keep the claims of a worker t
 
 import asyncio
 import math
-from collections.abc import Iterable, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from oncebridge.engine.counters import Books
-from oncebridge.engine.lazy_timer import LazyTimer
 from oncebridge.errors import StoreError
 from oncebridge.stores.api import Claims, Extensions, Reply, folded, rounds
 
@@ -50,6 +49,37 @@ class Lease(Struct, eq=False):
     """It is being committed or released: a refused heartbeat does not mean that it is lost."""
     sending: "asyncio.Task[object] | None" = None
     """The send to cancel when the lease is lost."""
+
+
+class LazyTimer:
+    """
+    Calls *due* with its event loop, at one time; another is set when that has come.
+
+    It is not stopped when there is nothing to wait for any more: most leases and sends end soon,
+    and a timer for each costs more than one that finds nothing to do. Nor is it a task: a loop that
+    only runs during calls (`BlockingGateway`) can be left at any time, and be followed by another.
+    """
+
+    def __init__(self, due: Callable[[asyncio.AbstractEventLoop], None]) -> None:
+        self._due = due
+        self._handle: asyncio.TimerHandle | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.at_s = math.inf
+
+    def start(self, loop: asyncio.AbstractEventLoop, at_s: float) -> None:
+        """Wait until *at_s*, and for nothing else."""
+        self.stop()
+        self.loop, self.at_s = loop, at_s
+        self._handle = loop.call_at(at_s, self._call, loop)
+
+    def stop(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle, self.loop, self.at_s = None, None, math.inf
+
+    def _call(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.stop()
+        self._due(loop)
 
 
 class Leases:

@@ -4,7 +4,7 @@ What has to happen in order, and what may happen at the same time.
 Two mechanisms, because order is lost in two places:
 
 - `waves`: events of one batch that share a key or an entity are processed one after another.
-- `EntityQueues`: batches run at the same time; with `order = "entity"` the events of one entity
+- `EntityTurn`: batches run at the same time; with `order = "entity"` the events of one entity
   go through in the order in which their batches arrived.
 
 The order that a source has, of its FIFO groups and partition keys, is kept in
@@ -114,9 +114,7 @@ def _identity(part: Part) -> tuple[bytes, bytes]:
 class EntityTurn:
     """One batch's place in the queue of one entity."""
 
-    __slots__ = ("_entity", "_last", "ahead", "done", "failed", "left")
-
-    def __init__(self, entity: bytes, last: "dict[bytes, EntityTurn]") -> None:
+    def __init__(self, entity: bytes, last: "EntityQueues") -> None:
         self._entity = entity
         self._last = last
         self.ahead = last.get(entity)
@@ -160,20 +158,18 @@ class EntityTurn:
             self.ahead = None
 
 
-class EntityQueues:
+EntityQueues = dict[bytes, EntityTurn]
+"""The last turn of each entity with events in progress."""
+
+
+def enqueue(queues: EntityQueues, entities: Sequence[bytes]) -> dict[bytes, EntityTurn]:
     """
-    One queue for each entity with events in progress.
+    Take a place in each entity's queue; an entity listed twice has two events.
 
-    A batch takes its place in all of its queues at once, when it arrives: of two batches, the
-    earlier is ahead in every queue, so there is no deadlock.
+    A batch does so once, when it arrives: of two batches, the earlier is ahead in every queue, so
+    there is no deadlock.
     """
-
-    def __init__(self) -> None:
-        self._last: dict[bytes, EntityTurn] = {}
-
-    def enqueue(self, entities: Sequence[bytes]) -> dict[bytes, EntityTurn]:
-        """Take a place in each entity's queue; an entity listed twice has two events."""
-        own = {entity: EntityTurn(entity, self._last) for entity in dict.fromkeys(entities)}
-        for entity in entities:
-            own[entity].left += 1
-        return own
+    own = {entity: EntityTurn(entity, queues) for entity in dict.fromkeys(entities)}
+    for entity in entities:
+        own[entity].left += 1
+    return own

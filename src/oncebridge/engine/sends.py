@@ -20,8 +20,7 @@ from oncebridge.engine.batch import Batch
 from oncebridge.engine.breaker import Breaker
 from oncebridge.engine.counters import Books
 from oncebridge.engine.hooks import RoundTrip, TripHook, call_hooks
-from oncebridge.engine.lazy_timer import LazyTimer
-from oncebridge.engine.leases import Lease, Leases
+from oncebridge.engine.leases import LazyTimer, Lease, Leases
 from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.settings import Settings
 from oncebridge.errors import SinkRejected, StoreError

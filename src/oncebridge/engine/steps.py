@@ -40,7 +40,7 @@ from oncebridge.dead_letters.copies import count_copies
 from oncebridge.engine.backlog import PendingWrite
 from oncebridge.engine.batch import Batch, BatchEntry, now_s
 from oncebridge.engine.breaker import Blame, Breaker
-from oncebridge.engine.claims import RetryingStore
+from oncebridge.engine.claims import RetryingStore, timed
 from oncebridge.engine.counters import Books
 from oncebridge.engine.decide import DROPPED, Action, Policy, Step, after_claim, first_step
 from oncebridge.engine.entity_state import EntityStates
@@ -54,7 +54,6 @@ from oncebridge.engine.rate_limit import RateLimit
 from oncebridge.engine.sends import SINK_DOWN, Sender
 from oncebridge.engine.settings import DEFAULT_ROUTE, Settings
 from oncebridge.engine.sink_answers import Backoff, HandBack, SinkAnswers, SortedAnswers
-from oncebridge.engine.timed_store import timed
 from oncebridge.engine.verdict import First, Outcome, Verdict
 from oncebridge.errors import DeadLetterError, DeadLetterRefused
 from oncebridge.events.event import Event
@@ -87,7 +86,6 @@ _FATES: Final = {
     Verdict.UNCHANGED: Fate.UNCHANGED,
     Verdict.DEAD: Fate.DEAD,
 }
-_SILENT: Final = {NoAnswer}
 _ANY_OTHER_EVENT = b"any"  # a key that no event has
 _TAKEN_OVER = "another worker took over"
 _NOT_RECORDED = "another event with the same key was delivered and is not recorded yet"
@@ -147,7 +145,7 @@ class Steps:
         self.sink_breaker = Breaker(settings.breaker, self._dice)
         self.store_breaker = Breaker(settings.breaker, self._dice)
         self._opening = Opening([self._sink, dead, store], self.store_breaker, self.books)
-        self._entity_queues = EntityQueues() if settings.order == "entity" else None
+        self._entity_queues: EntityQueues | None = {} if settings.order == "entity" else None
         self._rate_limit = RateLimit(settings.rate or inf)
         self._sender = Sender(
             self._sink,
@@ -504,7 +502,7 @@ class Steps:
         except BaseException:
             breaker.abandoned()
             raise
-        if {*map(type, answers.each)} == _SILENT:
+        if {*map(type, answers.each)} == {NoAnswer}:
             breaker.failed(now_s())
         elif breaker.failures:
             breaker.succeeded()
