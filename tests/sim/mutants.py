@@ -214,13 +214,11 @@ class SinkIsToBlame(EventIsToBlame):
     is_blamed = False
 
 
-class FixedBlame(Blame):
-    def __init__(self, *args: Any, is_blamed: bool) -> None:
-        super().__init__(*args)
-        self._is_blamed = is_blamed
+class FixedBlame(Blame, kw_only=True):
+    is_blamed: bool
 
     def is_of(self, event: bytes, passed_before: int) -> bool:
-        return self._is_blamed
+        return self.is_blamed
 
 
 class UnwellTookNothing(Gateway):

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from oncebridge.aws.client import AwsError
 from oncebridge.aws.queue import MOST_ENTRIES, Failure, Message, SqsQueue, advice, tens
@@ -54,22 +54,21 @@ class ReceivedMessage(Struct, eq=False):
 _Hiding = tuple[ReceivedMessage, int]  # a message, and after how many seconds it is visible
 
 
-class ReceivedMessages:
+class ReceivedMessages(Struct, eq=False):
     """The messages received from *queue* that are neither deleted nor returned to it."""
 
-    def __init__(self, queue: SqsQueue, visibility_s: int, dice: Dice) -> None:
-        self._queue = queue
-        self._visibility_s = visibility_s
-        self._dice = dice
-        self._held: dict[str, ReceivedMessage] = {}
-        self._failure_logs: dict[str, FailureLog] = {}
-        self._extending = asyncio.Lock()
-        self._final: list[ReceivedMessage] = []  # about to be deleted
-        self._lingering: asyncio.TimerHandle | None = None
-        self._back: list[_Hiding] = []  # about to be returned
-        self._calls: set[asyncio.Task[None]] = set()
-        self._unlogged: Counter[str] = Counter()
-        """Failures by the number of messages, to be logged from time to time."""
+    queue: SqsQueue
+    visibility_s: int
+    dice: Dice
+    _held: dict[str, ReceivedMessage] = {}
+    _failure_logs: "dict[str, FailureLog]" = {}
+    _extending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _final: list[ReceivedMessage] = []  # about to be deleted
+    _lingering: asyncio.TimerHandle | None = None
+    _back: "list[_Hiding]" = []  # about to be returned
+    _calls: set[asyncio.Task[None]] = set()
+    _unlogged: Counter[str] = field(default_factory=Counter)
+    """Failures by the number of messages, to be logged from time to time."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -82,7 +81,7 @@ class ReceivedMessages:
         # Only the latest handle is guaranteed to delete it.
         held.handle = message.receipt_handle
         held.received_at = now
-        held.until = now + self._visibility_s
+        held.until = now + self.visibility_s
         held.is_hidden = True
         return None if known else held
 
@@ -105,28 +104,28 @@ class ReceivedMessages:
     def _log_counts(self) -> None:
         unlogged, self._unlogged = self._unlogged, Counter()
         for what, messages in (+unlogged).items():
-            _log.warning(what, extra={"queue": self._queue.name, "messages": messages})
+            _log.warning(what, extra={"queue": self.queue.name, "messages": messages})
 
     # --- hiding ----------------------------------------------------------------------------
 
     async def keep(self) -> None:
         """Keep the messages hidden, until cancelled."""
-        every_s = min(self._visibility_s / 8, 5.0)
+        every_s = min(self.visibility_s / 8, 5.0)
         while True:
             await asyncio.sleep(every_s)
             try:
                 await self._extend(asyncio.get_running_loop().time())
             except Exception as error:  # noqa: BLE001 - without it, all messages would be redelivered
-                extra = {"queue": self._queue.name, "error": type(error).__name__}
+                extra = {"queue": self.queue.name, "error": type(error).__name__}
                 _log.error("oncebridge.keeper_failed", extra=extra)
             self._log_counts()
 
     async def _extend(self, now: float) -> None:
-        half = now + self._visibility_s / 2
+        half = now + self.visibility_s / 2
         changes = []
         for held in self._held.values():
             if held.is_hidden and held.until < half:
-                seconds = min(self._visibility_s, held.longest_s(now))
+                seconds = min(self.visibility_s, held.longest_s(now))
                 if now + seconds > held.until:
                     changes.append((held, seconds))
                 elif held.until <= now:
@@ -146,7 +145,7 @@ class ReceivedMessages:
 
     async def _hide(self, changes: Sequence[_Hiding]) -> list[Failure | None]:
         return await self._in_tens(
-            self._queue.change_visibility,
+            self.queue.change_visibility,
             [(held.handle, seconds) for held, seconds in changes],
             "ChangeMessageVisibility",
         )
@@ -204,7 +203,7 @@ class ReceivedMessages:
 
     async def _delete_once(self, final: Sequence[ReceivedMessage]) -> list[Failure | None]:
         handles = [held.handle for held in final]
-        answers = await self._in_tens(self._queue.delete, handles, "DeleteMessage")
+        answers = await self._in_tens(self.queue.delete, handles, "DeleteMessage")
         for held, failure in zip(final, answers, strict=True):
             if failure is None or not failure.is_transient:
                 self._unlogged[_NOT_DELETED] += failure is not None
@@ -225,7 +224,7 @@ class ReceivedMessages:
             left = [entry for entry, failure in pairs if failure and failure.is_transient]
             if not left:
                 break
-            await asyncio.sleep(pause_s * (1 + self._dice.fraction()))
+            await asyncio.sleep(pause_s * (1 + self.dice.fraction()))
             pause_s *= 2
         self._unlogged[log] += len(left)
         return left
@@ -239,7 +238,7 @@ class ReceivedMessages:
         action: str,
     ) -> list[Failure | None]:
         """Make a call for each ten entries; if it fails, it has failed for all of them."""
-        failures = self._failure_logs.setdefault(action, FailureLog(action, self._queue.name))
+        failures = self._failure_logs.setdefault(action, FailureLog(action, self.queue.name))
 
         async def one(ten: list[_T]) -> list[Failure | None]:
             try:
@@ -254,31 +253,30 @@ class ReceivedMessages:
         return [answer for ten in answers for answer in ten]
 
 
-class FailureLog:
+class FailureLog(Struct, eq=False):
     """Logs when a call begins to fail, when the error changes, and when it works again."""
 
-    def __init__(self, action: str, queue: str) -> None:
-        self._action = action
-        self._queue = queue
-        self._known = ""
-        self._last_at = 0.0
+    action: str
+    queue: str
+    known: str = ""
+    last_at: float = 0.0
 
     def failed(self, error: OncebridgeError) -> None:
-        self._last_at = asyncio.get_running_loop().time()
+        self.last_at = asyncio.get_running_loop().time()
         kind = error.code if isinstance(error, AwsError) else type(error).__name__
-        if self._known == kind:
+        if self.known == kind:
             return
-        self._known = kind
+        self.known = kind
         if isinstance(error, AwsError) and not error.retryable:
-            message, level = advice(error, self._action, self._queue), logging.ERROR
+            message, level = advice(error, self.action, self.queue), logging.ERROR
         else:
             message, level = str(error), logging.WARNING
-        extra = {"queue": self._queue, "call": self._action, "error": message}
+        extra = {"queue": self.queue, "call": self.action, "error": message}
         _log.log(level, "oncebridge.queue_fails", extra=extra)
 
     def succeeded(self) -> None:
         # Calls run at the same time: a single success says little.
-        if self._known and asyncio.get_running_loop().time() - self._last_at > _OVER_AFTER_S:
-            self._known = ""
-            extra = {"queue": self._queue, "call": self._action}
+        if self.known and asyncio.get_running_loop().time() - self.last_at > _OVER_AFTER_S:
+            self.known = ""
+            extra = {"queue": self.queue, "call": self.action}
             _log.warning("oncebridge.queue_answers_again", extra=extra)
