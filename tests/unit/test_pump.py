@@ -998,6 +998,31 @@ async def test_of_a_record_only_what_is_not_final_is_brought_again():
 
 
 @virtual
+async def test_what_is_retried_while_its_first_batch_still_runs_is_answered_once():
+    """Was a bug: at the end of the first batch it was retried once more, and was empty by then."""
+    ends = [asyncio.Event(), asyncio.Event()]
+    brought = []
+
+    class Early(Doors):
+        async def process_each(self, arrivals, answered, **_):
+            brought.append(list(arrivals))
+            if len(brought) == 1:
+                answered(0, later(ms=1))
+            await ends[len(brought) - 1].wait()
+            answered(len(arrivals) - 1, FINAL)
+
+    shelf = in_order(Early(), 2, 2)
+    running = asyncio.create_task(shelf.run())
+    await asyncio.sleep(1)
+    assert brought == [[b"1", b"2"], [b"1"]]
+    ends[0].set()
+    await asyncio.sleep(1)
+    ends[1].set()
+    await running
+    assert (brought, shelf.final) == ([[b"1", b"2"], [b"1"]], [1, 2])
+
+
+@virtual
 async def test_what_is_answered_early_is_told_early():
     class Early(Doors):
         async def process_each(self, arrivals, answered, **_):

@@ -91,7 +91,8 @@ class SourceRecord(Struct, Generic[_H], eq=False):
     """Rises in the order in which records were put."""
     events: Sequence[Event | Unreadable] = ()
     """Those that are not final: one, as a rule. Empty until it is parsed."""
-    is_running: bool = False
+    batch: Sequence[object] | None = None
+    """Those that it is processed with, until it is answered."""
     retries: int = 0
     unexpected_errors: int = 0
     answer: RouterAnswer | None = None
@@ -348,7 +349,7 @@ class Pump(Struct, Generic[_H], eq=False):
             unavailable_s = self.router.unavailable_s()
         while len(self._tasks) < self.at_once and (records := self._next_batch(now, unavailable_s)):
             for record in records:
-                record.is_running = True
+                record.batch = records
             self._start(self._process(records))
         self._make_room()
         if self._timer is not None:
@@ -403,7 +404,8 @@ class Pump(Struct, Generic[_H], eq=False):
             _log_unexpected("oncebridge.batch_failed", error)
         finally:
             for record in records:
-                if record.is_running:
+                # Not if it was answered, and is retried in another batch already.
+                if record.batch is records:
                     self._on_answer(record, UNEXPECTED_ERROR)
 
     async def _bring(self, records: list[SourceRecord[_H]]) -> None:
@@ -413,7 +415,7 @@ class Pump(Struct, Generic[_H], eq=False):
             left_s = max(self.ends - self._now(), 0.0)
             if not left_s:
                 for record in records:
-                    record.is_running = False
+                    record.batch = None
                     self._finish(record, self._left_over)
                 return
             within = timedelta(seconds=left_s)
@@ -460,7 +462,7 @@ class Pump(Struct, Generic[_H], eq=False):
 
     def _on_answer(self, record: SourceRecord[_H], answer: RouterAnswer) -> None:
         """Act on the answer to a record: it is final, or the record is retried."""
-        record.is_running = False
+        record.batch = None
         if answer.acknowledge or self.retry is Retry.NOTHING:
             self._finish(record, answer)
             return
